@@ -336,7 +336,7 @@ def test_the_house_stands_as_it_was_drawn(rule):
         (faults_of_includes, "csrc/cpu/gemm.h", "#include <vector>", "<vector>, which cpu/level_includes.h has not"),
         (faults_of_includes, "csrc/device/device.h", '#include "interpreter/fibers.h"', "not below it"),
         (faults_of_includes, "csrc/cells/gru.h", "#include <vector>", "cells take <cmath> and <cstdint> alone"),
-        (faults_of_includes, "csrc/scan/cpu/linear_scan.cpp", "#include <torch/csrc/stable/ops.h>", "are for common"),
+        (faults_of_includes, "csrc/scan/cpu/operators.cpp", "#include <torch/csrc/stable/ops.h>", "are for common"),
         (faults_of_includes, "csrc/recurrence/problem.h", "#include <cuda_runtime.h>", "CUDA's headers"),
         (faults_of_includes, "csrc/recurrence/cuda/plan.cpp", "#include <cuda.h>", "CUDA's headers"),
         (faults_of_includes, "csrc/recurrence/cuda/step.cuh", "#include <vector>", "which device/standard has not"),

@@ -20,10 +20,10 @@ struct Workspace {
     used += (elements + 15) / 16 * 16;
     return part;
   }
-  // Allocates elements of another type.
-  template <class F>
-  F* alloc_as(int64_t elements) {
-    return reinterpret_cast<F*>(alloc((elements * sizeof(F) + sizeof(T) - 1) / sizeof(T)));
+  // Allocates elements of another type; with a ThreadContext, for each thread.
+  template <class F, class... Me>
+  F* alloc_as(int64_t elements, Me... me) {
+    return reinterpret_cast<F*>(alloc((elements * sizeof(F) + sizeof(T) - 1) / sizeof(T), me...));
   }
   // Allocates `elements` for each thread and returns this thread's.
   T* alloc(int64_t elements, ThreadContext me) {
@@ -35,7 +35,7 @@ struct Workspace {
 
 // Number of workspace elements that `Layout` needs for a team.
 template <class Layout, class Problem>
-int64_t room_of(const Problem& problem, int team) {
+int64_t workspace_size(const Problem& problem, int team) {
   Workspace<std::remove_pointer_t<decltype(problem.workspace)>> workspace{nullptr};
   Layout(problem, workspace, ThreadContext{0, team, nullptr});
   return workspace.used;

@@ -13,36 +13,11 @@ namespace rnnkern::device {
 
 using namespace conformance;
 
-constexpr Named kernels[] = {
-    named<Ids>("ids"),
-    named<SharedMemory>("shared_memory"),
-    named<BlockBarrier>("block_barrier"),
-    named<WarpBarrier>("warp_barrier"),
-    named<ClusterIds>("cluster_ids"),
-    named<ClusterBarrier>("cluster_barrier"),
-    named<MbarrierPhases>("mbarrier_phases"),
-    named<StoreAsync<Word8>>("store_async_8"),
-    named<StoreAsync<Word16>>("store_async_16"),
-    named<Shuffle>("shuffle"),
-    named<ShuffleXor>("shuffle_xor"),
-    named<LoadMatrices<false>>("load_matrices"),
-    named<LoadMatrices<true>>("load_matrices_transposed"),
-    named<Mma<bfloat16>>("mma_bfloat16"),
-    named<Mma<float16>>("mma_float16"),
-    named<Mma<tfloat32>>("mma_tfloat32"),
-    named<CopyAsync<4>>("copy_async_4"),
-    named<CopyAsync<8>>("copy_async_8"),
-    named<CopyAsync<16>>("copy_async_16"),
-    named<RelaxedWords>("relaxed_words"),
-    named<Flags>("flags"),
-    named<Trap>("trap"),
-    named<Spins>("spins"),
-    named<Widen<bfloat16>>("widen_bfloat16"),
-    named<Widen<float16>>("widen_float16"),
-    named<Narrow<bfloat16>>("narrow_bfloat16"),
-    named<Narrow<float16>>("narrow_float16"),
-    named<NearestTfloat32>("nearest_tfloat32"),
-};
+constexpr auto kernels =
+    named<Ids, SharedMemory, BlockBarrier, WarpBarrier, ClusterIds, ClusterBarrier, MbarrierPhases, StoreAsync<Word8>,
+          StoreAsync<Word16>, Shuffle, ShuffleXor, LoadMatrices<false>, LoadMatrices<true>, Mma<bfloat16>, Mma<float16>,
+          Mma<tfloat32>, CopyAsync<4>, CopyAsync<8>, CopyAsync<16>, RelaxedWords, Flags, Trap, Spins, Widen<bfloat16>,
+          Widen<float16>, Narrow<bfloat16>, Narrow<float16>, NearestTfloat32>;
 
 }  // namespace rnnkern::device
 

@@ -30,16 +30,29 @@ RNNKERN_DEVICE float float_of(uint32_t x) {
   return y;
 }
 
-// The launch of kernels that do not define another one: a single block.
-template <int n>
-struct OneBlock : OnWords {
+// How kernels are launched: `n` threads per block, blocks one by one, in clusters, or all at once.
+template <int n, int blocks>
+struct Blocks : OnWords {
   static constexpr int threads = n;
-  static constexpr cuda::Launch shape{.blocks = 1, .shared_bytes = 4096};
+  static constexpr cuda::Launch shape{.blocks = blocks, .shared_bytes = 4096};
 };
 
-struct Ids : OnWords {
-  static constexpr int threads = 96;
-  static constexpr cuda::Launch shape{.blocks = 3};
+template <int n>
+using OneBlock = Blocks<n, 1>;
+
+template <int n, int blocks, int size>
+struct Clusters : OnWords {
+  static constexpr int threads = n;
+  static constexpr cuda::Launch shape{.blocks = blocks, .shared_bytes = 16384, .cluster = size};
+};
+
+template <int n, int blocks>
+struct AllAtOnce : OnWords {
+  static constexpr int threads = n;
+  static constexpr cuda::Launch shape{.blocks = blocks, .cooperative = true};
+};
+
+struct Ids : Blocks<96, 3> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     uint32_t* mine = p.out + 5 * (block() * threads + thread());
     const int ids[5] = {thread(), block(), blocks(), lane(), warp()};
@@ -74,39 +87,34 @@ struct SharedMemory : OneBlock<32> {
   }
 };
 
-// Five rounds through shared memory, each rotating the values by one thread.
+RNNKERN_DEVICE uint32_t* shared_words() { return reinterpret_cast<uint32_t*>(shared_memory()); }
+
+// Five rounds through shared memory, each of which passes the values on by one of `count` threads.
+template <class Barrier>
+RNNKERN_DEVICE uint32_t passed_on(uint32_t value, uint32_t* shared, int rank, int count, Barrier barrier) {
+  for (int round = 0; round < 5; ++round) {
+    shared[rank] = value;
+    barrier();
+    value = shared[(rank + 1) % count];
+    barrier();
+  }
+  return value;
+}
+
 struct BlockBarrier : OneBlock<128> {
   RNNKERN_DEVICE static void run(const Problem& p) {
-    auto* shared = reinterpret_cast<uint32_t*>(shared_memory());
-    uint32_t value = p.in[thread()];
-    for (int round = 0; round < 5; ++round) {
-      shared[thread()] = value;
-      block_barrier();
-      value = shared[(thread() + 1) % threads];
-      block_barrier();
-    }
-    p.out[thread()] = value;
+    p.out[thread()] = passed_on(p.in[thread()], shared_words(), thread(), threads, [] { block_barrier(); });
   }
 };
 
-// The same within each warp.
 struct WarpBarrier : OneBlock<128> {
   RNNKERN_DEVICE static void run(const Problem& p) {
-    auto* shared = reinterpret_cast<uint32_t*>(shared_memory()) + warp() * warp_size;
-    uint32_t value = p.in[thread()];
-    for (int round = 0; round < 5; ++round) {
-      shared[lane()] = value;
-      warp_barrier();
-      value = shared[(lane() + 1) % warp_size];
-      warp_barrier();
-    }
-    p.out[thread()] = value;
+    uint32_t* shared = shared_words() + warp() * warp_size;
+    p.out[thread()] = passed_on(p.in[thread()], shared, lane(), warp_size, [] { warp_barrier(); });
   }
 };
 
-struct ClusterIds : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 8, .cluster = 4};
+struct ClusterIds : Clusters<32, 8, 4> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     if (thread() == 0) {
       p.out[2 * block()] = uint32_t(cluster_rank());
@@ -116,9 +124,7 @@ struct ClusterIds : OnWords {
 };
 
 // Three rounds through global memory between the blocks of a cluster.
-struct ClusterBarrier : OnWords {
-  static constexpr int threads = 64;
-  static constexpr cuda::Launch shape{.blocks = 8, .cluster = 4};
+struct ClusterBarrier : Clusters<64, 8, 4> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int first = block() - cluster_rank(), next = first + (cluster_rank() + 1) % cluster_size();
     uint32_t* rounds = p.out + 8 * threads;
@@ -158,9 +164,8 @@ struct MbarrierPhases : OneBlock<64> {
 // and no other barrier between the blocks inside the loop. A buffer may be overwritten after its reader has sent the
 // next step.
 template <class Word>
-struct StoreAsync : OnWords {
-  static constexpr int threads = 64, ranks = 4, steps = 5, size = sizeof(Word) / 4;
-  static constexpr cuda::Launch shape{.blocks = 2 * ranks, .shared_bytes = 16384, .cluster = ranks};
+struct StoreAsync : Clusters<64, 8, 4> {
+  static constexpr int ranks = 4, steps = 5, size = sizeof(Word) / 4;
   RNNKERN_DEVICE static void run(const Problem& p) {
     SharedArena arena{shared_memory()};
     auto* barriers = arena.alloc<Mbarrier>(2);
@@ -230,8 +235,7 @@ struct LoadMatrices : OneBlock<32> {
 
 // `in` has, for one product after another, 4 registers of A, 2 of B and 4 of C for each lane.
 template <class S>
-struct Mma : OneBlock<32> {
-  static constexpr cuda::Launch shape{.blocks = 64};
+struct Mma : Blocks<32, 64> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     const uint32_t* in = p.in + 10 * (32 * block() + thread());
     const uint32_t a[4] = {in[0], in[1], in[2], in[3]}, b[2] = {in[4], in[5]};
@@ -247,7 +251,7 @@ template <int bytes>
 struct CopyAsync : OneBlock<64> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     constexpr int words = bytes / 4, row = threads * words;
-    auto* shared = reinterpret_cast<uint32_t*>(shared_memory());
+    uint32_t* shared = shared_words();
     const int mine = thread() * words;
     for (int k = 0; k < 4; ++k) {
       copy_async<bytes>(shared + k * row + mine, p.in + k * row + mine);
@@ -269,9 +273,8 @@ struct CopyAsync : OneBlock<64> {
 };
 
 // Words that carry their step, between blocks without a barrier: three quarters are data, the last one is the tag.
-struct RelaxedWords : OnWords {
-  static constexpr int threads = 64, ring = 4, steps = 6;
-  static constexpr cuda::Launch shape{.blocks = ring, .cooperative = true};
+struct RelaxedWords : AllAtOnce<64, 4> {
+  static constexpr int ring = 4, steps = 6;
   RNNKERN_DEVICE static void run(const Problem& p) {
     auto* slots = reinterpret_cast<Word16*>(p.out) + ring * threads;
     uint32_t value = p.in[block() * threads + thread()];
@@ -295,9 +298,8 @@ struct RelaxedWords : OnWords {
 };
 
 // A ring of blocks that pass on plain data, with a flag that says when it is complete.
-struct Flags : OnWords {
-  static constexpr int threads = 64, ring = 4, steps = 6;
-  static constexpr cuda::Launch shape{.blocks = ring, .cooperative = true};
+struct Flags : AllAtOnce<64, 4> {
+  static constexpr int ring = 4, steps = 6;
   RNNKERN_DEVICE static void run(const Problem& p) {
     uint32_t* data = p.out + ring * threads;
     uint32_t* flags = data + steps * ring * threads;
@@ -329,9 +331,7 @@ struct Spins : OneBlock<32> {
 
 // Converts all 65536 bit patterns.
 template <class S>
-struct Widen : OnWords {
-  static constexpr int threads = 256;
-  static constexpr cuda::Launch shape{.blocks = 256};
+struct Widen : Blocks<256, 256> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int i = block() * threads + thread();
     p.out[i] = bits_of(widen(S{uint16_t(i)}));
@@ -340,9 +340,7 @@ struct Widen : OnWords {
 
 // Converts 65536 floats.
 template <class S>
-struct Narrow : OnWords {
-  static constexpr int threads = 256;
-  static constexpr cuda::Launch shape{.blocks = 256};
+struct Narrow : Blocks<256, 256> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int i = block() * threads + thread();
     p.out[i] = narrow<S>(float_of(p.in[i])).bits;
@@ -350,9 +348,7 @@ struct Narrow : OnWords {
 };
 
 // Rounds 65536 floats.
-struct NearestTfloat32 : OnWords {
-  static constexpr int threads = 256;
-  static constexpr cuda::Launch shape{.blocks = 256};
+struct NearestTfloat32 : Blocks<256, 256> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int i = block() * threads + thread();
     p.out[i] = bits_of(nearest_tfloat32(float_of(p.in[i])));

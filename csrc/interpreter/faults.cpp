@@ -1,261 +1,9 @@
-// Kernels with one mistake each, or with a result that depends on the seed; python_tests/gpu/test_interpreter.py has
-// the expected reports. They are not for hardware. Tests use the numbers at the ends of lines.
-#include "interpreter/harness.h"
+// Kernels with one mistake each, and those of unordered.h; python_tests/gpu/test_interpreter.py has the expected
+// reports. They are not for hardware. Tests use the numbers at the ends of lines.
+#include "interpreter/unordered.h"
 
 namespace rnnkern::device {
 namespace {
-
-using conformance::OneBlock, conformance::OnWords, conformance::Words;
-
-uint32_t* words() { return reinterpret_cast<uint32_t*>(shared_memory()); }
-
-// ---- effects of the seed
-
-// The order in which warps run.
-struct Order : OnWords {
-  static constexpr int threads = 128;
-  static constexpr cuda::Launch shape{.blocks = 4, .cooperative = true};
-  static void run(const Problem& p) {
-    shuffle_xor(0, 1);
-    if (lane() == 0) p.out[1 + p.out[0]++] = uint32_t(4 * block() + warp());
-  }
-};
-
-struct Untouched : OneBlock<32> {
-  static void run(const Problem& p) { p.out[thread()] = words()[thread()]; }
-};
-
-// One thread stores three times to one word of another block, which returns the last value.
-struct StoreOrder : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
-  static void run(const Problem& p) {
-    SharedArena arena{shared_memory()};
-    auto* barrier = arena.alloc<Mbarrier>(1);
-    auto* word = arena.alloc<Word8>(1);
-    if (thread() == 0) {
-      init(barrier, 1);
-      init_fence();
-    }
-    cluster_barrier();
-    if (block() == 0) {
-      if (thread() == 0) expect(barrier, 24);
-      wait(barrier, 0);
-      p.out[thread()] = word->x;
-    } else if (thread() == 0) {
-      for (uint32_t k = 1; k <= 3; ++k) store_async(map(word, 0), Word8{k, 0}, map(barrier, 0));
-    }
-    cluster_barrier();
-  }
-};
-
-// Reads what another block stores; after the wait if `in` is not 0.
-struct ReadsStore : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
-  static void run(const Problem& p) {
-    SharedArena arena{shared_memory()};
-    auto* barrier = arena.alloc<Mbarrier>(1);
-    auto* received = arena.alloc<Word8>(threads);
-    if (thread() == 0) {
-      init(barrier, 1);
-      init_fence();
-      expect(barrier, threads * int(sizeof(Word8)));
-    }
-    cluster_barrier();
-    store_async(map(received + thread(), 1 - cluster_rank()), Word8{7, 8}, map(barrier, 1 - cluster_rank()));
-    if (p.in[0]) wait(barrier, 0);
-    p.out[block() * threads + thread()] = received[thread()].x;
-    if (!p.in[0]) wait(barrier, 0);
-    cluster_barrier();
-  }
-};
-
-// Reads what it copies; after the wait if `in` is not 0.
-struct ReadsCopy : OneBlock<32> {
-  static void run(const Problem& p) {
-    copy_async<4>(words() + thread(), p.in + 1 + thread());
-    commit_copies();
-    if (p.in[0]) wait_copies<0>();
-    p.out[thread()] = words()[thread()];
-  }
-};
-
-// Copies over data that other threads have to read; after they have read it if `in` is not 0.
-struct CopiesOver : OneBlock<64> {
-  static void run(const Problem& p) {
-    words()[thread()] = 1;
-    block_barrier();
-    if (!p.in[0]) copy_async<4>(words() + thread(), p.in + 1 + thread());
-    p.out[thread()] = words()[63 - thread()];  // 1
-    block_barrier();
-    if (p.in[0]) copy_async<4>(words() + thread(), p.in + 1 + thread());
-    commit_copies();
-    wait_copies<0>();
-  }
-};
-
-// A neighbour's value; after a barrier if `in` is not 0.
-struct Neighbour : OneBlock<128> {
-  static void run(const Problem& p) {
-    words()[thread()] = uint32_t(thread());
-    if (p.in[0]) block_barrier();
-    p.out[thread()] = words()[(thread() + 1) % threads];  // 1
-  }
-};
-
-// A neighbour's value, in one warp, after a primitive that all lanes reach but that orders nothing; after a barrier if
-// `in` is not 0.
-struct NeighbourInWarp : OneBlock<32> {
-  static void run(const Problem& p) {
-    words()[thread()] = uint32_t(thread());
-    if (p.in[0]) block_barrier();
-    shuffle(0, 0);
-    p.out[thread()] = words()[(thread() + 1) % threads];  // 1
-  }
-};
-
-// One lane waits for the stores that all lanes read.
-struct OneLaneWaits : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
-  static void run(const Problem& p) {
-    SharedArena arena{shared_memory()};
-    auto* barrier = arena.alloc<Mbarrier>(1);
-    auto* received = arena.alloc<Word8>(threads);
-    if (thread() == 0) {
-      init(barrier, 1);
-      init_fence();
-      expect(barrier, threads * int(sizeof(Word8)));
-    }
-    cluster_barrier();
-    store_async(map(received + thread(), 1 - cluster_rank()), Word8{7, 8}, map(barrier, 1 - cluster_rank()));
-    if (p.in[0] || lane() == 0) wait(barrier, 0);
-    shuffle(0, 0);
-    p.out[block() * threads + thread()] = received[thread()].x;  // 1
-    cluster_barrier();
-  }
-};
-
-// Overwrites what another block may still read: nothing says that it has read it. Each block reads after its wait and
-// then lives on for a long time.
-struct StoresOver : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
-  static void run(const Problem& p) {
-    SharedArena arena{shared_memory()};
-    auto* barriers = arena.alloc<Mbarrier>(2);
-    auto* word = arena.alloc<Word8>(1);
-    if (thread() == 0) {
-      for (int k = 0; k < 2; ++k) init(barriers + k, 1);
-      init_fence();
-      if (block() == 0) {
-        for (int k = 0; k < 2; ++k) expect(barriers + k, sizeof(Word8));
-      }
-    }
-    cluster_barrier();
-    if (block() == 1 && thread() == 0) store_async(map(word, 0), Word8{1, 0}, map(barriers, 0));
-    if (block() == 0) {
-      wait(barriers, 0);
-      p.out[thread()] = word->x;  // 1
-    }
-    if (p.in[0]) cluster_barrier();
-    if (block() == 1 && thread() == 0) store_async(map(word, 0), Word8{1, 0}, map(barriers + 1, 0));  // 2
-    if (block() == 0) wait(barriers + 1, 0);
-    cluster_barrier();
-  }
-};
-
-// Blocks pass a barrier while their copies are under way, and wait for them afterwards.
-struct WaitsAfterBarrier : OneBlock<64> {
-  static void run(const Problem& p) {
-    copy_async<4>(words() + thread(), p.in + thread());
-    commit_copies();
-    if (p.in[0]) wait_copies<0>();
-    block_barrier();
-    wait_copies<0>();
-    p.out[thread()] = words()[63 - thread()];  // 1
-  }
-};
-
-// A word says that plain data are there, which a flag may and a word may not.
-struct WordForData : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 2, .cooperative = true};
-  static void run(const Problem& p) {
-    uint32_t* data = p.out + threads;
-    auto* word = reinterpret_cast<Word16*>(data + threads);
-    uint32_t* flag = data + 2 * threads;
-    if (block() == 0) {
-      data[thread()] = 7;
-      block_barrier();
-      if (thread() == 0 && p.in[0]) store_release(flag, 1);
-      if (thread() == 0 && !p.in[0]) store_relaxed(word, {1, 0, 0, 1});
-    } else {
-      spin_until([&] { return p.in[0] ? load_acquire(flag) == 1 : load_relaxed(word).w == 1; });
-      p.out[thread()] = data[thread()];  // 1
-    }
-  }
-};
-
-// ---- order of words and blocks
-
-// The second of two words says that the first is there; with a tag in each word if `in` is not 0.
-struct TagInOneWord : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 2, .cooperative = true};
-  static void run(const Problem& p) {
-    auto* sent = reinterpret_cast<Word16*>(p.out + threads) + 2 * thread();
-    if (block() == 0) {
-      store_relaxed(sent, {7, 0, 0, 1});
-      store_relaxed(sent + 1, {7, 0, 0, 1});
-    } else {
-      spin_until([&] { return load_relaxed(sent + 1).w == 1 && (!p.in[0] || load_relaxed(sent).w == 1); });
-      p.out[thread()] = load_relaxed(sent).x;
-    }
-  }
-};
-
-// Words that a flag follows; the second of them goes over the first.
-struct FlagAfterWords : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 2, .cooperative = true};
-  static void run(const Problem& p) {
-    auto* sent = reinterpret_cast<Word16*>(p.out + threads) + thread();
-    uint32_t* flag = p.out + 9 * threads;
-    if (block() == 0) {
-      store_relaxed(sent, {6, 0, 0, 0});
-      store_relaxed(sent, {7, 0, 0, 0});
-      store_relaxed(sent + threads, {7, 0, 0, 0});
-      p.out[thread()] = load_relaxed(sent).x;
-      block_barrier();
-      if (thread() == 0) store_release(flag, 1);
-    } else {
-      spin_until([&] { return load_acquire(flag) == 1; });
-      if (load_relaxed(sent).x != 7 || load_relaxed(sent + threads).x != 7) trap();
-    }
-  }
-};
-
-// A block uses the result of the one before it.
-struct Predecessor : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 8};
-  static void run(const Problem& p) {
-    if (thread() == 0) p.out[block()] = block() ? p.out[block() - 1] + 1 : 1;  // 1
-  }
-};
-
-// Blocks count themselves, with other instructions between the load and the store.
-struct Counts : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 16};
-  static void run(const Problem& p) {
-    const uint32_t before = p.out[0];  // 1
-    block_barrier();
-    if (thread() == 0) p.out[0] = before + 1;
-  }
-};
 
 // ---- divergence and deadlock
 
@@ -306,12 +54,18 @@ struct SpinsTogether : OneBlock<64> {
   }
 };
 
+// An mbarrier at the start of shared memory, for this number of arrivals.
+Mbarrier* barrier_of_block(int arrivals) {
+  auto* barrier = reinterpret_cast<Mbarrier*>(shared_memory());
+  if (thread() == 0) init(barrier, arrivals);
+  init_fence();
+  block_barrier();
+  return barrier;
+}
+
 struct WaitsForever : OneBlock<64> {
   static void run(const Problem&) {
-    auto* barrier = reinterpret_cast<Mbarrier*>(shared_memory());
-    if (thread() == 0) init(barrier, 2);
-    init_fence();
-    block_barrier();
+    Mbarrier* barrier = barrier_of_block(2);
     if (thread() == 0) expect(barrier, 48);
     wait(barrier, 0);  // 1
   }
@@ -320,10 +74,7 @@ struct WaitsForever : OneBlock<64> {
 // One warp ends a second phase alone; the other, woken by the first phase, may miss it.
 struct SleepsThrough : OneBlock<64> {
   static void run(const Problem&) {
-    auto* barrier = reinterpret_cast<Mbarrier*>(shared_memory());
-    if (thread() == 0) init(barrier, threads);
-    init_fence();
-    block_barrier();
+    Mbarrier* barrier = barrier_of_block(threads);
     expect(barrier, 0);
     wait(barrier, 0);  // 1
     if (warp() == 0) {
@@ -337,9 +88,7 @@ struct SleepsThrough : OneBlock<64> {
 // ---- misuse
 
 // Two blocks; `in` selects the mistake of one thread of the first.
-struct Misuse : OnWords {
-  static constexpr int threads = 32;
-  static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
+struct Misuse : TwoBlocks {
   static void run(const Problem& p) {
     SharedArena arena{shared_memory()};
     auto* barrier = arena.alloc<Mbarrier>(1);
@@ -390,7 +139,7 @@ struct Misuse : OnWords {
 
 struct OutOfBounds : OneBlock<32> {
   static void run(const Problem& p) {
-    p.out[thread()] = words()[p.in[0] + uint32_t(thread())];  // 1
+    p.out[thread()] = shared_words()[p.in[0] + uint32_t(thread())];  // 1
   }
 };
 
@@ -398,42 +147,27 @@ struct OutOfBounds : OneBlock<32> {
 struct StoresAlone : OneBlock<32> {
   static void run(const Problem&) {
     SharedArena arena{shared_memory()};
-    auto* barrier = arena.alloc<Mbarrier>(1);
+    auto* barrier = barrier_for(arena, sizeof(Word16));
     auto* word = arena.alloc<Word16>(1);
-    if (thread() == 0) {
-      init(barrier, 1);
-      init_fence();
-      expect(barrier, sizeof(Word16));
-    }
     cluster_barrier();
     if (thread() == 0) store_async(map(word, 0), Word16{}, map(barrier, 0));
     wait(barrier, 0);
   }
 };
 
-struct HalfWarp : OneBlock<48> {
-  static void run(const Problem&) {}
+// For launches that are refused.
+template <class Launch>
+struct Idle : Launch {
+  static void run(const typename Launch::Problem&) {}
 };
 
-struct OddCluster : OneBlock<32> {
-  static constexpr cuda::Launch shape{.blocks = 3, .cluster = 2};
-  static void run(const Problem&) {}
-};
-
-struct TooManyBytes : OneBlock<32> {
+struct HalfWarp : Idle<OneBlock<48>> {};
+struct OddCluster : Idle<Clusters<32, 3, 2>> {};
+struct TooManyBytes : Idle<OneBlock<32>> {
   static constexpr cuda::Launch shape{.blocks = 1, .shared_bytes = 227 * 1024 + 16};
-  static void run(const Problem&) {}
 };
-
-struct WideCluster : OneBlock<32> {
-  static constexpr cuda::Launch shape{.blocks = 32, .cluster = 32};
-  static void run(const Problem&) {}
-};
-
-struct TooManyAtOnce : OneBlock<1024> {
-  static constexpr cuda::Launch shape{.blocks = 265, .cooperative = true};
-  static void run(const Problem&) {}
-};
+struct WideCluster : Idle<Clusters<32, 32, 32>> {};
+struct TooManyAtOnce : Idle<AllAtOnce<1024, 265>> {};
 
 // ---- speed
 
@@ -453,42 +187,12 @@ struct Barriers : OneBlock<512> {
   }
 };
 
-constexpr Named kernels[] = {
-    named<Order>("order"),
-    named<Untouched>("untouched"),
-    named<StoreOrder>("store_order"),
-    named<ReadsStore>("reads_store"),
-    named<ReadsCopy>("reads_copy"),
-    named<CopiesOver>("copies_over"),
-    named<Neighbour>("neighbour"),
-    named<NeighbourInWarp>("neighbour_in_warp"),
-    named<OneLaneWaits>("one_lane_waits"),
-    named<StoresOver>("stores_over"),
-    named<WaitsAfterBarrier>("waits_after_barrier"),
-    named<WordForData>("word_for_data"),
-    named<TagInOneWord>("tag_in_one_word"),
-    named<FlagAfterWords>("flag_after_words"),
-    named<Predecessor>("predecessor"),
-    named<Counts>("counts"),
-    named<DivergesAtBarrier>("diverges_at_barrier"),
-    named<DivergesInWarp>("diverges_in_warp"),
-    named<HalfAtBarrier>("half_at_barrier"),
-    named<LeavesEarly>("leaves_early"),
-    named<SpinsForever>("spins_forever"),
-    named<SpinsTogether>("spins_together"),
-    named<WaitsForever>("waits_forever"),
-    named<SleepsThrough>("sleeps_through"),
-    named<Misuse>("misuse"),
-    named<OutOfBounds>("out_of_bounds"),
-    named<StoresAlone>("stores_alone"),
-    named<HalfWarp>("half_warp"),
-    named<OddCluster>("odd_cluster"),
-    named<TooManyBytes>("too_many_bytes"),
-    named<WideCluster>("wide_cluster"),
-    named<TooManyAtOnce>("too_many_at_once"),
-    named<ReadsRows>("reads_rows"),
-    named<Barriers>("barriers"),
-};
+constexpr auto kernels =
+    named<Order, Untouched, StoreOrder, ReadsStore, ReadsCopy, CopiesOver, Neighbour, NeighbourInWarp, OneLaneWaits,
+          StoresOver, WaitsAfterBarrier, WordForData, TagInOneWord, FlagAfterWords, Predecessor, Counts,
+          DivergesAtBarrier, DivergesInWarp, HalfAtBarrier, LeavesEarly, SpinsForever, SpinsTogether, WaitsForever,
+          SleepsThrough, Misuse, OutOfBounds, StoresAlone, HalfWarp, OddCluster, TooManyBytes, WideCluster,
+          TooManyAtOnce, ReadsRows, Barriers>;
 
 }  // namespace
 }  // namespace rnnkern::device

@@ -1,3 +1,4 @@
+// The scheduler. Compiled into every test library that interprets kernels, without the thread sanitizer (races.h).
 #include "interpreter/fibers.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "interpreter/launch_check.h"
+#include "interpreter/report.h"
 
 namespace rnnkern::device {
 namespace {
@@ -20,21 +22,9 @@ constexpr size_t watched_stack_bytes = 256 * 1024;
 constexpr std::align_val_t shared_alignment{128};
 // Blocks of an ordinary grid run in groups of up to so many clusters, with at most so many threads.
 constexpr int64_t most_clusters = 4, most_threads = 2048;
-// Blocks that run one after another still race. To the thread sanitizer their threads are other fibers, as far as there
-// are so many; it supports 8,128.
+// Blocks that run one after another can still race. The thread sanitizer therefore sees their threads as different
+// fibers, up to this number, after which fibers are used again; it supports 8,128.
 constexpr size_t most_watched = 1024;
-
-std::string at(Place place) {
-  return std::string(place.file_name()) + ":" + std::to_string(place.line()) + ":" + std::to_string(place.column());
-}
-
-bool same(Place a, Place b) {
-  return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
-}
-
-std::string who(const Fiber& fiber) {
-  return "block " + std::to_string(fiber.block->index) + " thread " + std::to_string(fiber.thread);
-}
 
 }  // namespace
 
@@ -90,7 +80,7 @@ void Machine::fail(const std::string& what, Place place) {
 void Machine::wake(Fiber* fiber) {
   fiber->waits_for = nullptr;
   fiber->barrier = nullptr;
-  (fiber->starved ? ready_starved_ : ready_).push_back(fiber);
+  queues_[fiber->starved].ready.push_back(fiber);
 }
 
 // Fibers test their conditions themselves when they run, because a condition may become false again before that. After
@@ -99,11 +89,12 @@ void Machine::pause_spin(Place place) {
   Fiber& fiber = *current_;
   fiber.waits_for = "spin_until";
   fiber.place = place;
+  Queue& queue = queues_[fiber.starved];
   if (fiber.tries++) {
     ++fruitless_;
-    (fiber.starved ? spinning_starved_ : spinning_).push_back(&fiber);
+    queue.spinning.push_back(&fiber);
   } else {
-    (fiber.starved ? ready_starved_ : ready_).push_back(&fiber);
+    queue.ready.push_back(&fiber);
   }
   back_to_scheduler();
 }
@@ -137,13 +128,11 @@ void Machine::settle(Mbarrier* barrier, Block& holder) {
 void Machine::converge(Gathering& gathering, size_t all, const char* what, Place place, void* mine,
                        void (*together)(void* const*), bool ordering) {
   Fiber& fiber = *current_;
-  if (!gathering.came.empty()) {
-    const Fiber& first = *gathering.came.front();
-    if (!same(first.place, place)) {
-      fail(std::string("divergence: ") + first.waits_for + " of " + who(first) + " at " + at(first.place) + " meets " +
-               what,
-           place);
-    }
+  const Fiber& first = gathering.came.empty() ? fiber : *gathering.came.front();
+  if (&first != &fiber && !same(first.place, place)) {
+    fail(std::string("divergence: ") + first.waits_for + " of " + who(first) + " at " + at(first.place) + " meets " +
+             what,
+         place);
   }
   fiber.waits_for = what;
   fiber.place = place;
@@ -221,51 +210,12 @@ void Machine::deliver(Cluster& cluster, size_t which) {
   }
   std::memcpy(store.to, store.value, size_t(store.bytes));
   if (store.on->bytes - store.bytes <= -most_bytes) {
-    failure_ = "store_async: " + std::to_string(most_bytes) + " bytes that the phase did not expect, sent at " +
-               at(store.place);
+    const std::string bytes = std::to_string(most_bytes) + " bytes";
+    failure_ = "store_async: " + bytes + " that the phase did not expect, sent at " + at(store.place);
     return;
   }
   store.on->bytes -= store.bytes;
   settle(store.on, *store.holder);
-}
-
-std::string Machine::deadlock() const {
-  struct Group {
-    const Fiber* first;
-    size_t count;
-  };
-  std::vector<Group> groups;
-  size_t ended = 0;
-  for (const Fiber* fiber : fibers_) {
-    if (fiber->done) {
-      ++ended;
-      continue;
-    }
-    const auto known = std::find_if(groups.begin(), groups.end(), [&](const Group& group) {
-      return group.first->waits_for == fiber->waits_for && same(group.first->place, fiber->place) &&
-             group.first->block == fiber->block;
-    });
-    if (known == groups.end()) {
-      groups.push_back({fiber, 1});
-    } else {
-      ++known->count;
-    }
-  }
-  std::string report = "deadlock: " + std::to_string(fibers_.size() - ended) + " of " + std::to_string(fibers_.size()) +
-                       " threads are stuck, " + std::to_string(ended) + " have ended";
-  constexpr size_t most = 8;
-  for (size_t k = 0; k < std::min(groups.size(), most); ++k) {
-    const Fiber& first = *groups[k].first;
-    report += "\n  " + std::to_string(groups[k].count) + " in " + first.waits_for + " at " + at(first.place) +
-              ", first " + who(first);
-    if (const Mbarrier* barrier = first.barrier) {
-      report += "; its phase of parity " + std::to_string(barrier->phase) + " lacks " +
-                std::to_string(barrier->pending) + " of " + std::to_string(barrier->arrivals) + " arrivals and " +
-                std::to_string(barrier->bytes) + " bytes";
-    }
-  }
-  if (groups.size() > most) report += "\n  and " + std::to_string(groups.size() - most) + " more places";
-  return report;
 }
 
 Fiber* Machine::any_of(std::vector<Fiber*>& fibers) {
@@ -282,17 +232,17 @@ Fiber* Machine::next() {
     fibers.pop_front();
     return fiber;
   };
+  auto& [fed, starved] = queues_;
   for (;;) {
     if (stores_ && random(delay_) == 0) deliver_one();
     if (!failure_.empty()) return nullptr;
-    const bool try_spinning = !spinning_.empty() && fruitless_ < spinning_.size();
-    if (!ready_.empty() && !(try_spinning && random(8) == 0)) return any_of(ready_);
-    if (try_spinning) return first_of(spinning_);
+    const bool try_spinning = fruitless_ < fed.spinning.size();
+    if (!fed.ready.empty() && !(try_spinning && random(8) == 0)) return any_of(fed.ready);
+    if (try_spinning) return first_of(fed.spinning);
     if (stores_before_starved_ && deliver_one()) continue;
-    if (!ready_starved_.empty()) return any_of(ready_starved_);
-    if (!spinning_starved_.empty() && fruitless_ < spinning_.size() + spinning_starved_.size()) {
-      return first_of(spinning_starved_);
-    }
+    if (!starved.ready.empty()) return any_of(starved.ready);
+    const size_t spinning = fed.spinning.size() + starved.spinning.size();
+    if (!starved.spinning.empty() && fruitless_ < spinning) return first_of(starved.spinning);
     if (deliver_one()) continue;
     if (!ran_) return nullptr;
     ran_ = false;
@@ -304,7 +254,7 @@ void Machine::loop() {
   for (size_t running = fibers_.size(); running;) {
     current_ = next();
     if (!current_) {
-      if (failure_.empty()) failure_ = deadlock();
+      if (failure_.empty()) failure_ = deadlock(fibers_);
       return;
     }
     if (current_->tries == 0) ran_ = true;
@@ -344,10 +294,7 @@ void Machine::run_together(const int64_t* clusters, size_t count) {
   std::vector<std::unique_ptr<Block>> alive;
   fibers_.clear();
   clusters_.clear();
-  ready_.clear();
-  ready_starved_.clear();
-  spinning_.clear();
-  spinning_starved_.clear();
+  for (Queue& queue : queues_) queue = {};
   fruitless_ = stores_ = 0;
   const size_t warps = size_t(shape_.threads / warp_size);
   const size_t blocks = count * size_t(shape_.cluster);

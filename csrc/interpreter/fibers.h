@@ -117,13 +117,12 @@ class Machine {
   void back_to_scheduler();
   uint64_t random(uint64_t below);
   Fiber* any_of(std::vector<Fiber*>& fibers);
-  std::string deadlock() const;
 
   Shape shape_{};
   const std::function<void()>* kernel_ = nullptr;
   uint64_t seed_ = 0, state_ = 1;
-  // Chosen by the seed for each launch: a store arrives in about one of `delay_` turns; and what runs first when
-  // nothing else can.
+  // Chosen by the seed for each launch: how seldom a store arrives, once in `delay_` choices of the next fiber on
+  // average; and what comes first when no other fiber can run.
   uint64_t delay_ = 1;
   bool copies_at_once_ = false, stores_before_starved_ = false;
   Fiber* current_ = nullptr;
@@ -132,8 +131,11 @@ class Machine {
   std::vector<std::unique_ptr<Fiber>> pool_;  // with their stacks, reused by later launches
   size_t used_ = 0;                           // of the pool
   std::vector<Fiber*> fibers_;                // of the running blocks
-  std::vector<Fiber*> ready_, ready_starved_;
-  std::deque<Fiber*> spinning_, spinning_starved_;
+  struct Queue {
+    std::vector<Fiber*> ready;
+    std::deque<Fiber*> spinning;  // whose condition was false
+  };
+  Queue queues_[2];       // of the fibers that do not starve, then of those that do
   size_t fruitless_ = 0;  // attempts of spin_until since a word or flag was stored
   bool ran_ = false;      // whether another fiber has run since all conditions were tested
   std::vector<std::unique_ptr<Cluster>> clusters_;

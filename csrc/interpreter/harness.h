@@ -1,9 +1,13 @@
-// Test libraries offer kernels over Words by name.
+// Test libraries offer kernels over Words by the name of their type.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
+#include <regex>
+#include <span>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "cuda/kernel.h"
@@ -12,29 +16,28 @@
 namespace rnnkern::device {
 
 struct Named {
-  std::string_view name;
   const cuda::Kernel* kernel;
   cuda::Launch shape;
+
+  // The name of the type without namespaces, as in "Mma<bfloat16>".
+  std::string name() const { return std::regex_replace(std::string(kernel->type), std::regex("[^<>]*::"), ""); }
 };
 
-template <class K>
-constexpr Named named(const char* name) {
-  return {name, &cuda::kernel<K>, K::shape};
-}
+template <class... K>
+constexpr std::array<Named, sizeof...(K)> named{{{&cuda::kernel<K>, K::shape}...}};
 
-template <size_t count>
-void start(const Named (&kernels)[count], std::string_view name, const conformance::Words& words, void* stream) {
-  const auto found = std::find_if(kernels, kernels + count, [&](const Named& kernel) { return kernel.name == name; });
-  if (found == kernels + count) throw std::runtime_error("no such kernel");
+inline void start(std::span<const Named> kernels, std::string_view name, const conformance::Words& words,
+                  void* stream) {
+  const auto found = std::ranges::find(kernels, name, &Named::name);
+  if (found == kernels.end()) throw std::runtime_error("no such kernel");
   cuda::start(*found->kernel, found->shape, &words, stream);
 }
 
 #if defined(RNNKERN_INTERPRET)
 
 // For ctypes: runs the named kernel on copies of `in` and `out`. Returns 0; on an error 1, with the message in `said`.
-template <size_t count>
-int run_named(const Named (&kernels)[count], const char* name, const uint32_t* in, int64_t in_words, uint32_t* out,
-              int64_t out_words, uint64_t seed, char* said, int64_t said_bytes) {
+inline int run_named(std::span<const Named> kernels, const char* name, const uint32_t* in, int64_t in_words,
+                     uint32_t* out, int64_t out_words, uint64_t seed, char* said, int64_t said_bytes) {
   set_seed(seed);
   try {
     // Exact sizes, so that the address sanitizer finds accesses outside.

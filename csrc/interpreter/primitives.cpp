@@ -1,3 +1,4 @@
+// The primitives. Compiled into every test library that interprets kernels, without the thread sanitizer (races.h).
 #include "interpreter/primitives.h"
 
 #include <algorithm>
@@ -10,17 +11,24 @@ void interpret(const Shape& shape, const std::function<void()>& kernel) { machin
 void set_seed(uint64_t seed) { machine().seed(seed); }
 int64_t bank_conflicts() { return machine().bank_conflicts; }
 
+namespace {
+
+[[noreturn]] void fail(const std::string& what, Place place) { machine().fail(what, place); }
+
+// A convergence point of a warp: the last lane to arrive runs `together` on the data of all lanes, then all continue.
+void converge(const char* what, Place place, void* mine, void (*together)(void* const* lanes), bool ordering = false) {
+  Machine& m = machine();
+  Fiber& fiber = m.fiber();
+  m.converge(fiber.block->warps[size_t(fiber.thread / warp_size)], warp_size, what, place, mine, together, ordering);
+}
+
+}  // namespace
+
 void pause_spin(Place place) {
   const Inside inside;
   machine().pause_spin(place);
 }
 void end_spin() { machine().end_spin(); }
-
-namespace {
-
-[[noreturn]] void fail(const std::string& what, Place place) { machine().fail(what, place); }
-
-}  // namespace
 
 void trap(Place place) {
   const Inside inside;
@@ -35,17 +43,6 @@ int cluster_size() { return machine().shape().cluster; }
 char* shared_memory() { return machine().fiber().block->shared; }
 
 // ---- convergence points
-
-namespace {
-
-// Of a warp: the last lane to arrive runs `together` on the data of all lanes, then all continue.
-void converge(const char* what, Place place, void* mine, void (*together)(void* const* lanes), bool ordering = false) {
-  Machine& m = machine();
-  Fiber& fiber = m.fiber();
-  m.converge(fiber.block->warps[size_t(fiber.thread / warp_size)], warp_size, what, place, mine, together, ordering);
-}
-
-}  // namespace
 
 void block_barrier(Place place) {
   const Inside inside;

@@ -78,7 +78,7 @@ class Thread {
   }
   Thread(const Thread&) = delete;
 
-  // Reports call it so.
+  // Its name in reports.
   void is(const std::string& name) const {
     if (fiber_) __tsan_set_fiber_name(fiber_, name.c_str());
   }
@@ -95,7 +95,7 @@ class Thread {
   void writes(void* to, size_t bytes) const {
     as([=] { __tsan_write_range(to, bytes); });
   }
-  // Words that are read and written at once, and order nothing.
+  // Words that are read and written as a whole. Such accesses order nothing.
   void reads_relaxed(const void* word) const {
     as([=] {
       for (int k = 0; k < 2; ++k) __tsan_atomic64_load(static_cast<const uint64_t*>(word) + k, __ATOMIC_RELAXED);

@@ -15,22 +15,18 @@ Tensors givens_product_backward_cpu(Tensor grad, Tensor angles, Tensor y, bool c
 
 // Returns [h, the final state (B, C)]. C is N or, for complex numbers, which have `phases` and `diagonal`, 2 N. `u` is
 // (T, B, C), or (rows, C) with `batch_sizes`; `angles` and `phases` are (L, N / 2), `diagonal` and `bias` (N,).
-Tensors givens_recurrence_cpu(Tensor u, Tensor angles, OptionalTensor phases, OptionalTensor diagonal, Tensor bias,
-                              Tensor h0, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
-                              bool butterfly);
-Tensors givens_recurrence_cuda(Tensor u, Tensor angles, OptionalTensor phases, OptionalTensor diagonal, Tensor bias,
-                               Tensor h0, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
-                               bool butterfly);
+using GivensRecurrenceOperator = Tensors(Tensor u, Tensor angles, OptionalTensor phases, OptionalTensor diagonal,
+                                         Tensor bias, Tensor h0, OptionalTensor batch_sizes, OptionalTensor reset,
+                                         bool reverse, bool butterfly);
+GivensRecurrenceOperator givens_recurrence_cpu, givens_recurrence_cuda;
 
 // Returns [du, dangles, dbias, dh0, for complex numbers: dphases, ddiagonal]. `h` is the forward's result; missing
 // gradients are zero.
-Tensors givens_recurrence_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last, Tensor u, Tensor angles,
-                                       OptionalTensor phases, OptionalTensor diagonal, Tensor bias, Tensor h0, Tensor h,
-                                       OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool butterfly);
-Tensors givens_recurrence_backward_cuda(OptionalTensor grad_h, OptionalTensor grad_last, Tensor u, Tensor angles,
-                                        OptionalTensor phases, OptionalTensor diagonal, Tensor bias, Tensor h0,
-                                        Tensor h, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
-                                        bool butterfly);
+using GivensRecurrenceBackwardOperator = Tensors(OptionalTensor grad_h, OptionalTensor grad_last, Tensor u,
+                                                 Tensor angles, OptionalTensor phases, OptionalTensor diagonal,
+                                                 Tensor bias, Tensor h0, Tensor h, OptionalTensor batch_sizes,
+                                                 OptionalTensor reset, bool reverse, bool butterfly);
+GivensRecurrenceBackwardOperator givens_recurrence_backward_cpu, givens_recurrence_backward_cuda;
 
 // The CUDA kernels that a recurrence of N numbers of a dtype starts, as JSON: [[header, type], ...], or
 // [] if there is no kernel.

@@ -16,6 +16,8 @@ from python_tests.gpu.builder import INTERPRETER, build, with_torch
 
 CONFORMANCE = "csrc/interpreter/conformance.cpp"
 FAULTS = "csrc/interpreter/faults.cpp"
+UNORDERED = "csrc/interpreter/unordered.h"
+"""The kernels of FAULTS whose result depends on the seed."""
 LAUNCHER = ("common/fork", "common/tensor", "cuda/driver", "cuda/kernel", "cuda/modules", "cuda/plans")
 """Sources of the code that launches kernels on a GPU."""
 

@@ -23,7 +23,7 @@ def assert_same(actual, wanted):
 
 
 def test_ids(launch):
-    got = launch("ids", [0], 3 * 96 * 5).reshape(3, 96, 5)
+    got = launch("Ids", [0], 3 * 96 * 5).reshape(3, 96, 5)
     thread = np.arange(96)
     for block in range(3):
         wanted = [thread, np.full(96, block), np.full(96, 3), thread % 32, thread // 32]
@@ -31,26 +31,26 @@ def test_ids(launch):
 
 
 def test_shared_memory_is_carved_into_aligned_arrays(launch):
-    got = launch("shared_memory", [1, 2, 3], 38)
+    got = launch("SharedMemory", [1, 2, 3], 38)
     assert_same(got[:32], 7 + 9 + 5 + np.arange(31, -1, -1) + 3)
     assert_same(got[32:], [0, 16, 48, 48 + 512, 48 + 512 + 16, 0])
 
 
 def test_block_barrier(launch):
-    assert_same(launch("block_barrier", WORDS[:128], 128), np.roll(WORDS[:128], -5))
+    assert_same(launch("BlockBarrier", WORDS[:128], 128), np.roll(WORDS[:128], -5))
 
 
 def test_warp_barrier(launch):
-    assert_same(launch("warp_barrier", WORDS[:128], 128), np.roll(WORDS[:128].reshape(4, 32), -5, axis=1))
+    assert_same(launch("WarpBarrier", WORDS[:128], 128), np.roll(WORDS[:128].reshape(4, 32), -5, axis=1))
 
 
 def test_cluster_ids(launch):
-    assert_same(launch("cluster_ids", [0], 16), [[block % 4, 4] for block in range(8)])
+    assert_same(launch("ClusterIds", [0], 16), [[block % 4, 4] for block in range(8)])
 
 
 def test_cluster_barrier(launch):
     given = WORDS[: 8 * 64].reshape(2, 4, 64)
-    got = launch("cluster_barrier", given.reshape(-1), 4 * 8 * 64)
+    got = launch("ClusterBarrier", given.reshape(-1), 4 * 8 * 64)
     assert_same(got[: 8 * 64], np.roll(given, -3, axis=1))
 
 
@@ -61,7 +61,7 @@ def test_mbarrier_phases(launch):
     wanted = WORDS[:64].astype(np.uint64)
     for _ in range(5):
         wanted = 3 * np.roll(wanted, -1) % 2**32
-    assert_same(launch("mbarrier_phases", WORDS[:64], 64), wanted)
+    assert_same(launch("MbarrierPhases", WORDS[:64], 64), wanted)
 
 
 @pytest.mark.parametrize("size", [8, 16])
@@ -76,7 +76,7 @@ def test_store_async(launch, size):
                     part = np.roll(value[:, sender], -1, axis=1) + 100 * k + receiver
                     received[:, receiver] += part * (sender + k + 1)
         value = received % 2**32
-    assert_same(launch(f"store_async_{size}", WORDS[: 8 * 64], 8 * 64), value)
+    assert_same(launch(f"StoreAsync<Word{size}>", WORDS[: 8 * 64], 8 * 64), value)
 
 
 # ---- warps
@@ -86,11 +86,11 @@ def test_shuffle(launch):
     lanes = RNG.integers(0, 32, 64, dtype=np.uint32)
     values = RNG.standard_normal(64).astype(np.float32).view(np.uint32)
     wanted = values.reshape(2, 32)[np.arange(2)[:, None], lanes.reshape(2, 32)]
-    assert_same(launch("shuffle", np.concatenate([values, lanes]), 64), wanted)
+    assert_same(launch("Shuffle", np.concatenate([values, lanes]), 64), wanted)
 
 
 def test_shuffle_xor(launch):
-    got = launch("shuffle_xor", WORDS[:64], 5 * 64).reshape(5, 64)
+    got = launch("ShuffleXor", WORDS[:64], 5 * 64).reshape(5, 64)
     for k in range(5):
         assert_same(got[k], WORDS[np.arange(64) ^ (1 << k)])
 
@@ -107,7 +107,7 @@ def test_load_matrices(launch, transposed):
     matrices = halves(WORDS[:128].reshape(32, 4))[rows].reshape(4, 8, 8)
     if transposed:
         matrices = matrices.transpose(0, 2, 1)
-    got = launch("load_matrices" + transposed * "_transposed", np.concatenate([WORDS[:128], rows]), 128)
+    got = launch(f"LoadMatrices<{str(transposed).lower()}>", np.concatenate([WORDS[:128], rows]), 128)
     got = got.reshape(32, 4, 1)
     for (lane, element), place in layouts.LDMATRIX.items():
         for matrix in range(4):
@@ -147,7 +147,7 @@ def multiply(launch, storage: str, A, B, C) -> tuple[np.ndarray, np.ndarray, np.
     lanes = np.concatenate([lanes, np.zeros((-count % 64, *lanes.shape[1:]), np.uint32)]).reshape(
         -1, 64, *lanes.shape[1:]
     )
-    got = [launch(f"mma_{storage}", np.ascontiguousarray(chunk).reshape(-1), 64 * 128) for chunk in lanes]
+    got = [launch(f"Mma<{storage}>", np.ascontiguousarray(chunk).reshape(-1), 64 * 128) for chunk in lanes]
     got = np.concatenate(got).view(np.float32).reshape(-1, 32, 4)[:count]
     product = np.zeros((count, 16, 8), np.float32)
     for (lane, element), (row, column) in layouts.C.items():
@@ -182,7 +182,7 @@ def test_mma_products(launch, storage):
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_copy_async(launch, size):
     words = 4 * 64 * size // 4
-    got = launch(f"copy_async_{size}", WORDS[:words], 2 * words)
+    got = launch(f"CopyAsync<{size}>", WORDS[:words], 2 * words)
     assert_same(got[:words], WORDS[:words])
     assert_same(got[words:], WORDS[:words][::-1])
 
@@ -195,7 +195,7 @@ def test_relaxed_words(launch):
     for _ in range(6):
         x = np.roll(wanted, -1, axis=0)
         wanted = (x + 5 * (x + 1) + 7 * (x + 2)) % 2**32
-    got = launch("relaxed_words", WORDS[:256], 4 * 64 * 4 * 3)
+    got = launch("RelaxedWords", WORDS[:256], 4 * 64 * 4 * 3)
     assert_same(got.reshape(3, 256, 4)[0, :, 0], wanted)
 
 
@@ -203,7 +203,7 @@ def test_flags_and_spin_until(launch):
     wanted = WORDS[:256].astype(np.uint64).reshape(4, 64)
     for _ in range(6):
         wanted = np.roll(wanted, -1, axis=0)[:, ::-1] + 1
-    assert_same(launch("flags", WORDS[:256], 256 + 6 * 256 + 4)[:256], wanted % 2**32)
+    assert_same(launch("Flags", WORDS[:256], 256 + 6 * 256 + 4)[:256], wanted % 2**32)
 
 
 # ---- storage
@@ -213,7 +213,7 @@ def test_flags_and_spin_until(launch):
 def test_widen_all_bit_patterns(launch, storage):
     patterns = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(getattr(torch, storage))
     wanted = patterns.float()
-    got = torch.from_numpy(launch(f"widen_{storage}", [0], 65536).view(np.float32))
+    got = torch.from_numpy(launch(f"Widen<{storage}>", [0], 65536).view(np.float32))
     assert torch.equal(got.isnan(), wanted.isnan())
     number = ~wanted.isnan()
     assert torch.equal(got.view(torch.int32)[number], wanted.view(torch.int32)[number])
@@ -229,7 +229,7 @@ def test_narrow_is_to_the_nearest_with_ties_to_even(launch, storage):
     x = torch.cat([bits, bits | tie, bits | tie - 1, bits | tie + 1]).numpy().view(np.uint32)
     x = np.concatenate([x, RNG.integers(0, 2**32, 65536 - len(x), dtype=np.uint32)])
     wanted = torch.from_numpy(x.view(np.float32)).to(getattr(torch, storage))
-    got = launch(f"narrow_{storage}", x, 65536).astype(np.uint16)
+    got = launch(f"Narrow<{storage}>", x, 65536).astype(np.uint16)
     got = torch.from_numpy(got).view(getattr(torch, storage))
     assert torch.equal(got.isnan(), wanted.isnan())
     number = ~wanted.isnan()
@@ -247,7 +247,7 @@ def test_nearest_tfloat32_is_to_the_nearest_with_ties_away_from_zero(launch):
         ulp = 2.0 ** (np.maximum(np.frexp(value)[1], -125) - 11)
         wanted = (np.trunc(value / ulp + np.copysign(0.5, value)) * ulp).astype(np.float32)
     wanted[np.isinf(value)] = value[np.isinf(value)]
-    got = launch("nearest_tfloat32", x, 65536).view(np.float32)
+    got = launch("NearestTfloat32", x, 65536).view(np.float32)
     np.testing.assert_array_equal(got, wanted)
 
 
@@ -255,8 +255,8 @@ def test_nearest_tfloat32_is_to_the_nearest_with_ties_away_from_zero(launch):
 
 
 @pytest.mark.parametrize(("name", "said", "of_cuda"), [
-    ("trap", "trap, block 0 thread 5", "unspecified launch failure"),
-    ("spins", "deadlock: 32 of 32 threads are stuck", "device-side assert triggered"),
+    ("Trap", "trap, block 0 thread 5", "unspecified launch failure"),
+    ("Spins", "deadlock: 32 of 32 threads are stuck", "device-side assert triggered"),
 ])  # fmt: skip
 def test_ends_with_an_error(backend, name, said, of_cuda):
     """A trap; and an endless spin, which hardware stops after some time."""

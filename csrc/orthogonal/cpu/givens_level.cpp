@@ -4,7 +4,7 @@
 
 #include "common/simd_target.h"
 
-#include "orthogonal/cpu/givens_kernels.h"
+#include "orthogonal/cpu/givens_product.h"
 #include "orthogonal/cpu/givens_recurrence_backward.h"
 #include "orthogonal/cpu/givens_recurrence_forward.h"
 
@@ -13,10 +13,10 @@ namespace rnnkern {
 template <class T>
 template <SimdLevel>
 GivensKernels<T> GivensKernels<T>::at() {
-  return {{givens_forward<T>, room_of<GivensForwardWorkspace<T>>},
-          {givens_backward<T>, room_of<GivensBackwardWorkspace<T>>},
-          {givens_recurrence_forward<T>, room_of<GivensRecurrenceForwardWorkspace<T>>},
-          {givens_recurrence_backward<T>, room_of<GivensRecurrenceBackwardWorkspace<T>>}};
+  return {{givens_forward<T>, workspace_size<GivensForwardWorkspace<T>>},
+          {givens_backward<T>, workspace_size<GivensBackwardWorkspace<T>>},
+          {givens_recurrence_forward<T>, workspace_size<GivensRecurrenceForwardWorkspace<T>>},
+          {givens_recurrence_backward<T>, workspace_size<GivensRecurrenceBackwardWorkspace<T>>}};
 }
 
 template GivensKernels<float> GivensKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();

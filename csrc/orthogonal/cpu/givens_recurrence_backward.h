@@ -153,10 +153,7 @@ void sum_lanes(const T* rows, int64_t count, T* sums) {
   for (int64_t first = 0; first < count; first += V::width) {
     V v[V::width];
     for (int64_t k = 0; k < V::width; ++k) v[k] = first + k < count ? V::load(rows + (first + k) * V::width) : V(T(0));
-    transpose<T>(v);
-    for (int64_t half = V::width / 2; half; half /= 2)
-      for (int64_t k = 0; k < half; ++k) v[k] = v[k] + v[k + half];
-    v[0].store(sums + first, count - first);
+    sums_over_lanes<T>(v).store(sums + first, count - first);
   }
 }
 

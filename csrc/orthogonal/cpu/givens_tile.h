@@ -2,45 +2,10 @@
 // is the same for all lanes. Included once per SIMD level.
 #pragma once
 
-#include "orthogonal/cpu/givens_kernels.h"
+#include "orthogonal/cpu/givens_product.h"
 
 namespace rnnkern {
 namespace {
-
-// Pointers to the rows of the input or of h for each lane; null for lanes without one.
-template <class Pointer>
-struct LaneRows {
-  Pointer of[RNNKERN_VECTOR_BYTES / sizeof(*Pointer())];
-  bool any;
-};
-
-// Loads rows into a tile, or adds them to it; lanes without a row are zero.
-template <bool add, class T>
-void load_rows(const LaneRows<const T*>& rows, int64_t reals, T* tile) {
-  using V = Vec<T>;
-  for (int64_t i = 0; i < reals; i += V::width) {
-    V v[V::width];
-    for (int64_t lane = 0; lane < V::width; ++lane)
-      v[lane] = rows.of[lane] ? V::load(rows.of[lane] + i, reals - i) : V(T(0));
-    transpose<T>(v);
-    for (int64_t k = 0; k < smaller(V::width, reals - i); ++k) {
-      T* const to = tile + (i + k) * V::width;
-      (add ? V::load(to) + v[k] : v[k]).store(to);
-    }
-  }
-}
-
-template <class T>
-void store_rows(const T* tile, int64_t reals, const LaneRows<T*>& rows) {
-  using V = Vec<T>;
-  for (int64_t i = 0; i < reals; i += V::width) {
-    V v[V::width];
-    for (int64_t k = 0; k < V::width; ++k) v[k] = i + k < reals ? V::load(tile + (i + k) * V::width) : V(T(0));
-    transpose<T>(v);
-    for (int64_t lane = 0; lane < V::width; ++lane)
-      if (rows.of[lane]) v[lane].store(rows.of[lane] + i, reals - i);
-  }
-}
 
 // The sequences first..first + count - 1.
 template <class T>
@@ -126,10 +91,10 @@ struct GivensSinCos {
         diagonal(workspace.alloc(problem.is_complex() ? 2 * problem.numbers() : 0)) {}
 
   void compute(const GivensRecurrence<T>& problem, ThreadContext me) const {
-    turn(problem.angles, problem.sizes.angles(), angles, me);
+    compute_sincos(problem.angles, problem.sizes.angles(), angles, me);
     if (problem.is_complex()) {
-      turn(problem.phases, problem.sizes.angles(), phases, me);
-      turn(problem.diagonal, problem.numbers(), diagonal, me);
+      compute_sincos(problem.phases, problem.sizes.angles(), phases, me);
+      compute_sincos(problem.diagonal, problem.numbers(), diagonal, me);
     }
     me.barrier();
   }

@@ -1,6 +1,6 @@
 // skew_exp of small matrices, one per lane of the vectors: their products need no packing and leave no lane idle. Every
-// matrix takes the scheme of the highest degree, so its bits do not depend on the matrices in the other lanes. A matrix
-// of vectors has `side` rows and columns, of which those from n on are zero. Included once per SIMD level.
+// matrix takes the scheme of the highest degree, so that its bits do not depend on the matrices in the other lanes.
+// Such a matrix of vectors has `side` rows and columns; those from n on are zero. Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/plan.h"
@@ -51,15 +51,21 @@ RNNKERN_INLINE void each_vector(int64_t side, F f) {
   for (int64_t k = 0; k < side * side; ++k) f(k * Vec<T>::width);
 }
 
-// The matrices of one turn, and the products of the scheme of the highest degree of each.
+template <class T>
+void clear(int64_t side, T* to) {
+  each_vector<T>(side, [&](int64_t at) RNNKERN_INLINE_LAMBDA { Vec<T>(0).store(to + at); });
+}
+
+// The matrices that are in the lanes, and the products of the scheme of the highest degree of each.
 template <class T>
 struct LaneScheme {
   using V = Vec<T>;
   static constexpr int64_t w = V::width;
-  static constexpr const SkewScheme& scheme = schemes<T>[scheme_count<T> - 1];
+  static constexpr const SkewScheme& longest = schemes<T>[scheme_count<T> - 1];
 
   int64_t n, side;
-  T* basis[most_products + 1];  // S / 2^squarings, the products after it, and exp(S / 2^squarings) - I
+  T* basis[most_products + 1];  // S / 2^squarings and the products after it
+  T* E;                         // the last of them, exp(S / 2^squarings) - I
   T *left, *right;
   int64_t squarings[w], most;
 
@@ -69,13 +75,14 @@ struct LaneScheme {
   LaneScheme(int64_t n, T* workspace) : n(n), side(side_of(n)) {
     const int64_t elements = lane_elements<T>(n);
     for (int k = 0; k <= most_products; ++k) basis[k] = workspace + k * elements;
+    E = basis[longest.products];
     left = workspace + (most_products + 1) * elements;
     right = left + elements;
   }
 
   // Loads as many matrices as there are lanes left.
   void load(const T* A, int64_t lanes) {
-    each_vector<T>(side, [&](int64_t at) RNNKERN_INLINE_LAMBDA { V(0).store(basis[0] + at); });
+    clear(side, basis[0]);
     for (int64_t lane = 0; lane < lanes; ++lane, A += n * n) {
       for (int64_t i = 0; i < n; ++i) {
         for (int64_t j = 0; j < i; ++j) {
@@ -144,8 +151,8 @@ struct LaneScheme {
       (half * V::load(basis[0] + at)).store(basis[0] + at);
       (half * half * V::load(basis[1] + at)).store(basis[1] + at);
     });
-    for (int k = 2; k <= scheme.products; ++k) {
-      const SkewProduct& step = scheme.product[k - 1];
+    for (int k = 2; k <= longest.products; ++k) {
+      const SkewProduct& step = longest.product[k - 1];
       combine(step.left, k, 0, left);
       combine(step.right, k, step.identity, right);
       multiply(side, left, right, basis[k]);
@@ -170,96 +177,119 @@ template <class T>
 void lanes_forward(const SkewForward<T>& problem, Range matrices, T* workspace) {
   constexpr int64_t w = Vec<T>::width;
   const int64_t n = problem.size;
-  LaneScheme<T> turn(n, workspace);
-  T* const E = turn.basis[turn.scheme.products];
+  LaneScheme<T> scheme(n, workspace);
+  T* const E = scheme.E;
   for (int64_t m = matrices.begin; m < matrices.end; m += w) {
     const int64_t lanes = smaller(w, matrices.end - m);
-    turn.load(problem.A + m * n * n, lanes);
-    turn.choose();
-    turn.run();
-    for (int64_t k = 0; k < turn.most; ++k) turn.square(E, E, turn.squared_after(k));
+    scheme.load(problem.A + m * n * n, lanes);
+    scheme.choose();
+    scheme.run();
+    for (int64_t k = 0; k < scheme.most; ++k) scheme.square(E, E, scheme.squared_after(k));
     for (int64_t lane = 0; lane < lanes; ++lane) {
       T* const to = problem.result + (m + lane) * n * n;
       for (int64_t i = 0; i < n; ++i)
         for (int64_t j = 0; j < n; ++j)
-          to[i * n + j] = E[(i * turn.side + j) * w + lane] + T(i == j && !problem.minus_identity);
+          to[i * n + j] = E[(i * scheme.side + j) * w + lane] + T(i == j && !problem.minus_identity);
       if (problem.plan) {
         problem.plan[(m + lane) * plan_size] = scheme_count<T> - 1;
-        problem.plan[(m + lane) * plan_size + 1] = turn.squarings[lane];
+        problem.plan[(m + lane) * plan_size + 1] = scheme.squarings[lane];
       }
     }
   }
 }
 
-// Recomputes the products: a matrix takes less time than reading what the forward could have saved.
+// The backward of the steps of a LaneScheme.
 template <class T>
-void lanes_backward(const SkewBackward<T>& problem, Range matrices, T* workspace) {
+struct LaneGradients {
   using V = Vec<T>;
-  constexpr int64_t w = V::width;
-  const int64_t n = problem.size, side = side_of(n), elements = lane_elements<T>(n);
-  LaneScheme<T> turn(n, workspace);
-  T* const* const basis = turn.basis;
-  T *G = workspace + turn.parts * elements, *product = G + elements, *bars[most_products];
-  for (int k = 0; k < most_products; ++k) bars[k] = G + (k + 2) * elements;
-  T* const chain = G + (most_products + 2) * elements;
-  for (int64_t m = matrices.begin; m < matrices.end; m += w) {
-    const int64_t lanes = smaller(w, matrices.end - m);
-    turn.load(problem.A + m * n * n, lanes);
-    for (int64_t lane = 0; lane < w; ++lane)
-      turn.squarings[lane] = lane < lanes ? problem.plan[(m + lane) * plan_size + 1] : 0;
-    turn.run();
-    each_vector<T>(side, [&](int64_t at) RNNKERN_INLINE_LAMBDA { V(0).store(G + at); });
-    for (int64_t lane = 0; lane < lanes; ++lane)
-      for (int64_t i = 0; i < n; ++i)
-        for (int64_t j = 0; j < n; ++j) G[(i * side + j) * w + lane] = problem.grad[(m + lane) * n * n + i * n + j];
-    // For E' = 2 E + E^2 the gradient is 2 G + G E^T + E^T G.
-    const T* E = basis[turn.scheme.products];
-    for (int64_t k = 0; k < turn.most; ++k, E = chain + (k - 1) * elements)
-      turn.square(E, chain + k * elements, turn.squared_after(k));
-    for (int64_t k = turn.most - 1; k >= 0; --k) {
-      E = k ? chain + (k - 1) * elements : basis[turn.scheme.products];
-      multiply<false, true>(side, G, E, turn.left);
-      multiply<true, false>(side, E, G, turn.right);
-      const auto squared = turn.squared_after(k);
+
+  LaneScheme<T>& scheme;
+  int64_t side, elements;
+  T *G, *bars[most_products];  // gradients: of the result, and of the basis
+  T *product, *chain;          // chain: E after each squaring
+
+  LaneGradients(LaneScheme<T>& scheme, T* workspace)
+      : scheme(scheme), side(scheme.side), elements(lane_elements<T>(scheme.n)) {
+    G = workspace + scheme.parts * elements;
+    product = G + elements;
+    for (int k = 0; k < most_products; ++k) bars[k] = G + (k + 2) * elements;
+    chain = G + (most_products + 2) * elements;
+  }
+
+  // For E' = 2 E + E^2 the gradient is 2 G + G E^T + E^T G.
+  void through_squarings() {
+    const auto before = [&](int64_t k) { return k ? chain + (k - 1) * elements : scheme.E; };
+    for (int64_t k = 0; k < scheme.most; ++k) scheme.square(before(k), chain + k * elements, scheme.squared_after(k));
+    for (int64_t k = scheme.most - 1; k >= 0; --k) {
+      multiply<false, true>(side, G, before(k), scheme.left);
+      multiply<true, false>(side, before(k), G, scheme.right);
+      const auto squared = scheme.squared_after(k);
       each_vector<T>(side, [&](int64_t at) RNNKERN_INLINE_LAMBDA {
-        const V g = V::load(G + at), added = V::load(turn.left + at) + V::load(turn.right + at);
+        const V g = V::load(G + at), added = V::load(scheme.left + at) + V::load(scheme.right + at);
         select(squared, V(2) * g + added, g).store(G + at);
       });
     }
-    for (int k = 0; k < most_products; ++k)
-      each_vector<T>(side, [&](int64_t at) RNNKERN_INLINE_LAMBDA { V(0).store(bars[k] + at); });
-    const auto add = [&](const double (&coefficients)[most_products], int places, const T* grad) {
-      for (int place = 0; place < places; ++place) {
-        if (coefficients[place] == 0) continue;
-        each_vector<T>(side, [&](int64_t at) RNNKERN_INLINE_LAMBDA {
-          (V::load(bars[place] + at) + V(coefficients[place]) * V::load(grad + at)).store(bars[place] + at);
-        });
-      }
-    };
-    for (int k = turn.scheme.products; k >= 2; --k) {
-      const SkewProduct& step = turn.scheme.product[k - 1];
-      const T* const given = k == turn.scheme.products ? G : bars[k];
-      turn.combine(step.left, k, 0, turn.left);
-      turn.combine(step.right, k, step.identity, turn.right);
-      multiply<false, true>(side, given, turn.right, product);
+  }
+
+  // Adds the gradient of a combination of the basis to those of its terms.
+  void add(const double (&coefficients)[most_products], int places, const T* grad) {
+    for (int place = 0; place < places; ++place) {
+      if (coefficients[place] == 0) continue;
+      each_vector<T>(side, [&](int64_t at) RNNKERN_INLINE_LAMBDA {
+        (V::load(bars[place] + at) + V(coefficients[place]) * V::load(grad + at)).store(bars[place] + at);
+      });
+    }
+  }
+
+  void through_products() {
+    for (T* const bar : bars) clear(side, bar);
+    for (int k = scheme.longest.products; k >= 2; --k) {
+      const SkewProduct& step = scheme.longest.product[k - 1];
+      const T* const given = k == scheme.longest.products ? G : bars[k];
+      scheme.combine(step.left, k, 0, scheme.left);
+      scheme.combine(step.right, k, step.identity, scheme.right);
+      multiply<false, true>(side, given, scheme.right, product);
       add(step.left, k, product);
-      multiply<true, false>(side, turn.left, given, product);
+      multiply<true, false>(side, scheme.left, given, product);
       add(step.right, k, product);
       add(step.added, k, given);
     }
     // P = S S has the gradient -(P_bar S + S P_bar).
-    multiply(side, bars[1], basis[0], turn.left);
-    multiply(side, basis[0], bars[1], turn.right);
-    const V half = turn.halvings();
+    multiply(side, bars[1], scheme.basis[0], scheme.left);
+    multiply(side, scheme.basis[0], bars[1], scheme.right);
+    const V half = scheme.halvings();
     each_vector<T>(side, [&](int64_t at) RNNKERN_INLINE_LAMBDA {
-      const V of_square = V::load(turn.left + at) + V::load(turn.right + at);
+      const V of_square = V::load(scheme.left + at) + V::load(scheme.right + at);
       (half * (V::load(bars[0] + at) - of_square)).store(bars[0] + at);
     });
+  }
+};
+
+// Recomputes the products: a matrix takes less time than reading what the forward could have saved.
+template <class T>
+void lanes_backward(const SkewBackward<T>& problem, Range matrices, T* workspace) {
+  constexpr int64_t w = Vec<T>::width;
+  const int64_t n = problem.size;
+  LaneScheme<T> scheme(n, workspace);
+  LaneGradients<T> grads(scheme, workspace);
+  const auto at = [&](int64_t i, int64_t j, int64_t lane) { return (i * scheme.side + j) * w + lane; };
+  for (int64_t m = matrices.begin; m < matrices.end; m += w) {
+    const int64_t lanes = smaller(w, matrices.end - m);
+    scheme.load(problem.A + m * n * n, lanes);
+    for (int64_t lane = 0; lane < w; ++lane)
+      scheme.squarings[lane] = lane < lanes ? problem.plan[(m + lane) * plan_size + 1] : 0;
+    scheme.run();
+    clear(scheme.side, grads.G);
+    for (int64_t lane = 0; lane < lanes; ++lane)
+      for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j < n; ++j) grads.G[at(i, j, lane)] = problem.grad[(m + lane) * n * n + i * n + j];
+    grads.through_squarings();
+    grads.through_products();
+    const T* const bar = grads.bars[0];
     for (int64_t lane = 0; lane < lanes; ++lane) {
       T* const to = problem.grad_A + (m + lane) * n * n;
       for (int64_t i = 0; i < n; ++i)
-        for (int64_t j = 0; j < n; ++j)
-          to[i * n + j] = j < i ? bars[0][(i * side + j) * w + lane] - bars[0][(j * side + i) * w + lane] : T(0);
+        for (int64_t j = 0; j < n; ++j) to[i * n + j] = j < i ? bar[at(i, j, lane)] - bar[at(j, i, lane)] : T(0);
     }
   }
 }

@@ -4,18 +4,19 @@
 
 #include "common/simd_target.h"
 
+#include "orthogonal/cpu/backward.h"
+#include "orthogonal/cpu/forward.h"
 #include "orthogonal/cpu/schur.h"
-#include "orthogonal/cpu/sweep.h"
 
 namespace rnnkern {
 
 template <class T>
 template <SimdLevel>
 OrthogonalKernels<T> OrthogonalKernels<T>::at() {
-  return {{forward<T>, room_of<ForwardWorkspace<T>>},
-          {backward<T>, room_of<BackwardWorkspace<T>>},
-          {rnnkern::schur_forward<T>, room_of<SchurForwardWorkspace<T>>},
-          {rnnkern::schur_backward<T>, room_of<SchurBackwardWorkspace<T>>}};
+  return {{forward<T>, workspace_size<ForwardWorkspace<T>>},
+          {backward<T>, workspace_size<BackwardWorkspace<T>>},
+          {rnnkern::schur_forward<T>, workspace_size<SchurForwardWorkspace<T>>},
+          {rnnkern::schur_backward<T>, workspace_size<SchurBackwardWorkspace<T>>}};
 }
 
 template OrthogonalKernels<float> OrthogonalKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();

@@ -1,4 +1,5 @@
-// V = P Theta P^T with Theta = Lambda + T, and its backward. Included once per SIMD level.
+// V = P Theta P^T with Theta = Lambda + T. Both directions are here, because each is a few products. Included once per
+// SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/plan.h"

@@ -11,7 +11,7 @@
 #include "orthogonal/cuda/givens_entries.cuh"
 #include "orthogonal/cuda/givens_forward.cuh"
 #include "orthogonal/givens.h"
-#include "orthogonal/givens_recurrence_call.h"
+#include "orthogonal/givens_check.h"
 
 namespace rnnkern::givens {
 

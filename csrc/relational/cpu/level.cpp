@@ -12,8 +12,8 @@ namespace rnnkern {
 template <class T>
 template <SimdLevel>
 SimilarityKernels<T> SimilarityKernels<T>::at() {
-  return {{similarity_forward<T>, room_of<SimilarityForwardWorkspace<T>>},
-          {similarity_backward<T>, room_of<SimilarityBackwardWorkspace<T>>}};
+  return {{similarity_forward<T>, workspace_size<SimilarityForwardWorkspace<T>>},
+          {similarity_backward<T>, workspace_size<SimilarityBackwardWorkspace<T>>}};
 }
 
 template SimilarityKernels<float> SimilarityKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();

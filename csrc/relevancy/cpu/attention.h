@@ -21,18 +21,36 @@ RNNKERN_INLINE Vec<T> aligned(Vec<T> query, Vec<T> key) {
   return dot ? query * key : tanh(query + key);
 }
 
+// e[j] of `count` keys, from the units first..end-1; reads the query and v only once.
+template <int count, bool dot, class T>
+RNNKERN_INLINE void align_some(const T* query, const T* const* keys, const T* v, int64_t first, int64_t end, T* e) {
+  using V = Vec<T>;
+  V sums[count];
+  for (V& sum : sums) sum = V(0);
+  for_vectors<V>(first, end, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
+    const V q = V::load(query + k, lanes), factor = V::load(v + k, lanes);
+#pragma GCC unroll 4
+    for (int c = 0; c < count; ++c) sums[c] = sums[c] + factor * aligned<dot>(q, V::load(keys[c] + k, lanes));
+  });
+  for (int c = 0; c < count; ++c) e[c] = horizontal_sum(sums[c]);
+}
+
 // e[j] of each key, from the units of one head: first..end-1.
 template <bool dot, class T>
 void align(const T* query, const T* const* keys, int64_t count, const T* v, int64_t first, int64_t end, T* e) {
+  int64_t j = 0;
+  for (; j + 4 <= count; j += 4) align_some<4, dot>(query, keys + j, v, first, end, e + j);
+  for (; j < count; ++j) align_some<1, dot>(query, keys + j, v, first, end, e + j);
+}
+
+template <class T>
+RNNKERN_INLINE T inner_product(const T* a, const T* b, int64_t first, int64_t end) {
   using V = Vec<T>;
-  for (int64_t j = 0; j < count; ++j) {
-    const T* const key = keys[j];
-    V sum(T(0));
-    for_vectors<V>(first, end, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
-      sum = sum + V::load(v + k, lanes) * aligned<dot>(V::load(query + k, lanes), V::load(key + k, lanes));
-    });
-    e[j] = horizontal_sum(sum);
-  }
+  V sum(0);
+  for_vectors<V>(first, end, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
+    sum = sum + V::load(a + k, lanes) * V::load(b + k, lanes);
+  });
+  return horizontal_sum(sum);
 }
 
 // Replaces e by exp(e - shift), in whole vectors; elements from `count` on, which may hold anything, become 1.
@@ -90,11 +108,7 @@ void attend_backward(const Attended<T>& members, const T* alpha, int64_t count, 
   using V = Vec<T>;
   T weighted = 0;
   for (int64_t j = 0; j < count; ++j) {
-    V sum(T(0));
-    for_vectors<V>(first, end, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
-      sum = sum + V::load(dcontext + k, lanes) * V::load(members.events[j] + k, lanes);
-    });
-    de[j] = horizontal_sum(sum);
+    de[j] = inner_product(dcontext, members.events[j], first, end);
     weighted += alpha[j] * de[j];
   }
   for (int64_t j = 0; j < count; ++j) de[j] = alpha[j] * (de[j] - weighted);

@@ -60,7 +60,7 @@ struct BackwardWorkspace {
     of_params = workspace.alloc(p.batch * width);
     nothing = workspace.alloc(padded<T>(p.state));
     Workspace<T> own{nullptr};
-    lay_out(own, p);  // measures the size for one sample
+    lay_out(own, p);  // without memory: measures the size for one sample
     own = {workspace.alloc(own.used * samples, me)};
     if (!own.base) return;
     for (int64_t i = 0; i < samples; ++i) returning[i] = lay_out(own, p);
@@ -93,7 +93,7 @@ struct BackwardWorkspace {
 // s before the step of a row; null after a reset.
 template <class T>
 const T* s_before(const RelevancyBackward<T>& p, int64_t t, int64_t b) {
-  if (p.reset && p.reset[t * p.batch + b]) return nullptr;
+  if (p.resets(t, b)) return nullptr;
   return t ? p.s + (p.row(t - 1) + b) * p.state : p.first.s + b * p.state;
 }
 
@@ -121,10 +121,10 @@ void replay(const RelevancyBackward<T>& p, int64_t b, int64_t end, const Returni
   if (!p.reset) begin = 0;
   while (begin > 0 && !emptied) emptied = p.reset[--begin * p.batch + b];
   for (int64_t j = 0; j < kappa; ++j) {
-    const bool buffer = j < p.slots, there = !emptied && (!buffer || j < p.first_slots);
-    const int64_t* const ids =
-        buffer ? p.first.buffer_ids + b * p.first_slots + j : p.first.ids + b * p.relevant + j - p.slots;
-    x.in_slot[j] = there && *ids >= 0 ? first_in(j) : no_event;
+    const int64_t before = j < p.slots ? j : p.first_slots + j - p.slots;  // its place before the call
+    const bool there = !emptied && (j >= p.slots || j < p.first_slots);
+    const bool held = there && *p.first.slot(b, before, p.first_slots, p.relevant, p.hidden).id >= 0;
+    x.in_slot[j] = held ? first_in(j) : no_event;
   }
   for (int64_t t = begin; t < end; ++t) {
     const int64_t slot = (p.first.time[b] + t) % p.buffer_size, taken = p.taken[p.row(t) + b];
@@ -145,16 +145,22 @@ const T* row_of(const T* rows, const T* buffer, const T* relevant, const Relevan
   return j < p.slots ? buffer + (b * p.first_slots + j) * n : relevant + (b * p.relevant + j - p.slots) * n;
 }
 
-template <class T, class Cell>
+// Clears the gradients of the memory.
+template <class T>
+void clear_memory(int64_t kappa, int64_t width, Returning<T>& x) {
+  std::memset(x.grads_of_event, 0, sizeof(T) * kappa * width);
+  std::memset(x.grads_of_key, 0, sizeof(T) * kappa * width);
+  std::memset(x.grads_of_score, 0, sizeof(T) * kappa);
+}
+
+template <class T>
 void begin(const RelevancyBackward<T>& p, int64_t b, int64_t width, Returning<T>& x) {
   const int64_t n = p.hidden, kappa = p.kappa(), bytes = sizeof(T) * n;
   std::memset(x.ds, 0, sizeof(T) * padded<T>(p.state));
   for (T* const row : {x.dc, x.dh, x.dcontext, x.dv, x.dparam}) std::memset(row, 0, sizeof(T) * width);
-  std::memset(x.grads_of_score, 0, sizeof(T) * kappa);
+  clear_memory(kappa, width, x);
   if (p.dscores)
     for (int64_t t = p.length(b); t < p.steps; ++t) p.dscores[t * p.batch + b] = 0;
-  std::memset(x.grads_of_event, 0, sizeof(T) * kappa * width);
-  std::memset(x.grads_of_key, 0, sizeof(T) * kappa * width);
   replay(p, b, p.length(b), x);
   if (!p.grad_last_s) return;
   std::memcpy(x.ds, p.grad_last_s + b * p.state, sizeof(T) * p.state);
@@ -248,7 +254,7 @@ void step_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const Backwa
   using V = Vec<T>;
   constexpr int G = Cell::gates;
   const int64_t n = p.hidden, row = p.row(t) + b;
-  const bool emptied = p.reset && p.reset[t * p.batch + b];
+  const bool emptied = p.resets(t, b);
   const T* old_c = Cell::states == 1 || emptied ? workspace.nothing
                    : t                          ? p.c + (p.row(t - 1) + b) * n
                                                 : p.first.c + b * n;
@@ -293,7 +299,7 @@ template <class T, class Cell>
 void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, BackwardWorkspace<T, Cell>& workspace) {
   const int64_t n = p.hidden, width = workspace.width;
   Returning<T>* const x = workspace.returning;
-  for (int64_t i = 0; i < last - first; ++i) begin<T, Cell>(p, first + i, width, x[i]);
+  for (int64_t i = 0; i < last - first; ++i) begin(p, first + i, width, x[i]);
   int64_t alive = 0;
   for (int64_t t = p.steps - 1; t >= 0; --t) {
     while (alive < last - first && p.length(first + alive) > t) ++alive;
@@ -308,12 +314,10 @@ void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, B
     workspace.back_through_gates_and_query.multiply(
         0, alive, [&](int64_t i) { return x[i].operand; }, [&](int64_t i) { return x[i].ds; });
     for (int64_t i = 0; i < alive; ++i) {
-      if (!p.reset || !p.reset[t * p.batch + first + i]) continue;
+      if (!p.resets(t, first + i)) continue;
       std::memset(x[i].ds, 0, sizeof(T) * p.state);
       std::memset(x[i].dc, 0, sizeof(T) * width);
-      std::memset(x[i].grads_of_event, 0, sizeof(T) * p.kappa() * width);
-      std::memset(x[i].grads_of_key, 0, sizeof(T) * p.kappa() * width);
-      std::memset(x[i].grads_of_score, 0, sizeof(T) * p.kappa());
+      clear_memory(p.kappa(), width, x[i]);
       replay(p, first + i, t, x[i]);
     }
   }

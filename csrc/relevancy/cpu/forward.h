@@ -1,5 +1,5 @@
-// The relevancy recurrence. Each thread takes tiles of samples, whose memory stays in its core's cache. Included once
-// per SIMD level.
+// The relevancy recurrence. Each thread takes tiles of samples, whose memory stays in its core's cache. A step screens
+// the event that leaves the buffer, runs the cell, and attends to the memory. Included once per SIMD level.
 #pragma once
 
 #include "relevancy/cpu/attention.h"
@@ -57,7 +57,7 @@ struct ForwardWorkspace {
     v = workspace.alloc(width);
     params = workspace.alloc(width);
     Workspace<T> own{nullptr};
-    lay_out(own, p);  // measures the size for one sample
+    lay_out(own, p);  // without memory: measures the size for one sample
     const int64_t each = own.used * samples;
     own = {workspace.alloc(each, me)};
     if (!own.base) return;
@@ -85,50 +85,36 @@ struct ForwardWorkspace {
 
 template <class T>
 void begin(const RelevancyForward<T>& p, int64_t b, int64_t width, Carried<T>& x) {
-  const int64_t n = p.hidden, slots = p.first_slots, rho = p.relevant, bytes = sizeof(T) * n;
+  const int64_t n = p.hidden, bytes = sizeof(T) * n;
   std::memcpy(x.s, p.first.s + b * p.state, sizeof(T) * p.state);
   if (p.first.c) std::memcpy(x.c, p.first.c + b * n, bytes);
   x.time = p.first.time[b];
   for (int64_t j = 0; j < p.kappa(); ++j) x.ids[j] = -1;
-  const auto insert = [&](int64_t slot, int64_t id, const T* event, T score) {
-    if (id < 0) return;
-    x.ids[slot] = id;
-    x.scores[slot] = score;
-    std::memcpy(x.events + slot * width, event, bytes);
-  };
-  for (int64_t j = 0; j < slots; ++j) {
-    const int64_t at = b * slots + j;
-    insert(j, p.first.buffer_ids[at], p.first.buffer + at * n, p.first.buffer_scores[at]);
-  }
-  for (int64_t j = 0; j < rho; ++j) {
-    const int64_t at = b * rho + j;
-    insert(p.slots + j, p.first.ids[at], p.first.relevant + at * n, p.first.scores[at]);
+  for (int64_t j = 0; j < p.first_slots + p.relevant; ++j) {
+    const auto from = p.first.slot(b, j, p.first_slots, p.relevant, n);
+    const int64_t slot = j < p.first_slots ? j : p.slots + j - p.first_slots;
+    if (*from.id < 0) continue;
+    x.ids[slot] = *from.id;
+    x.scores[slot] = *from.score;
+    std::memcpy(x.events + slot * width, from.event, bytes);
   }
 }
 
 template <class T>
 void finish(const RelevancyForward<T>& p, int64_t b, int64_t width, const Carried<T>& x) {
-  const int64_t n = p.hidden, rho = p.relevant, bytes = sizeof(T) * n;
+  const int64_t n = p.hidden, bytes = sizeof(T) * n;
   std::memcpy(p.last.s + b * p.state, x.s, sizeof(T) * p.state);
   if (p.last.c) std::memcpy(p.last.c + b * n, x.c, bytes);
   p.last.time[b] = x.time;
-  const auto give = [&](int64_t slot, int64_t* id, T* event, T* score) {
-    const bool empty = x.ids[slot] < 0;
-    *id = x.ids[slot];
-    *score = empty ? T(0) : x.scores[slot];
-    if (empty) {
-      std::memset(event, 0, bytes);
-    } else {
-      std::memcpy(event, x.events + slot * width, bytes);
-    }
-  };
-  for (int64_t j = 0; j < p.slots; ++j) {
-    const int64_t at = b * p.slots + j;
-    give(j, p.last.buffer_ids + at, p.last.buffer + at * n, p.last.buffer_scores + at);
-  }
-  for (int64_t j = 0; j < rho; ++j) {
-    const int64_t at = b * rho + j;
-    give(p.slots + j, p.last.ids + at, p.last.relevant + at * n, p.last.scores + at);
+  for (int64_t j = 0; j < p.kappa(); ++j) {
+    const auto to = p.last.slot(b, j, p.slots, p.relevant, n);
+    const bool empty = x.ids[j] < 0;
+    *to.id = x.ids[j];
+    *to.score = empty ? T(0) : x.scores[j];
+    if (empty)
+      std::memset(to.event, 0, bytes);
+    else
+      std::memcpy(to.event, x.events + j * width, bytes);
   }
 }
 
@@ -234,7 +220,7 @@ void forward_tile(const RelevancyForward<T>& p, int64_t first, int64_t last, For
     while (alive > 0 && p.length(first + alive - 1) <= t) --alive;
     if (!alive) break;
     for (int64_t i = 0; i < alive; ++i) {
-      if (!p.reset || !p.reset[t * p.batch + first + i]) continue;
+      if (!p.resets(t, first + i)) continue;
       std::memset(x[i].s, 0, sizeof(T) * p.state);
       std::memset(x[i].c, 0, sizeof(T) * width);
       for (int64_t j = 0; j < kappa; ++j) x[i].ids[j] = -1;

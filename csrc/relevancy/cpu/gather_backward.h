@@ -14,7 +14,8 @@ template <class T>
 struct GatherBackwardWorkspace {
   int64_t rows, stride;          // rows of a tile; distance between the tanh of consecutive pairs
   T *tanh, *alpha, *grad_alpha;  // of the pairs of a tile
-  T *weight, *grad_e, *members;  // of a row; members: the slots with a valid index, as int32
+  T *weight, *grad_e;            // of a row
+  int32_t* members;              // its slots with a valid index
   T* grad_v;                     // of a tile
 
   GatherBackwardWorkspace(const GatherBackward<T>& problem, Workspace<T>& workspace, ThreadContext me)
@@ -25,7 +26,7 @@ struct GatherBackwardWorkspace {
         grad_alpha(workspace.alloc(rows * problem.sizes.slots)),
         weight(workspace.alloc(problem.sizes.slots, me)),
         grad_e(workspace.alloc(problem.sizes.slots, me)),
-        members(workspace.alloc(problem.sizes.slots, me)),
+        members(workspace.template alloc_as<int32_t>(problem.sizes.slots, me)),
         grad_v(workspace.alloc(stride)) {}
 };
 
@@ -78,7 +79,7 @@ int64_t through_softmax(const int32_t* idx, const GatherSizes& sizes, const Gath
                         int64_t row) {
   const T *const alpha = workspace.alpha + row * sizes.slots, *const grad_alpha =
                                                                   workspace.grad_alpha + row * sizes.slots;
-  int32_t* const members = reinterpret_cast<int32_t*>(workspace.members);
+  int32_t* const members = workspace.members;
   int64_t count = 0;
   double mass = 0, along = 0;
   for (int64_t slot = 0; slot < sizes.slots; ++slot)
@@ -101,7 +102,7 @@ void add_up_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const Gat
                   int64_t t, int64_t rows, int64_t first, int64_t last) {
   using V = Vec<T>;
   const auto add = [](T* to, V x, int64_t some) RNNKERN_INLINE_LAMBDA { (V::load(to, some) + x).store(to, some); };
-  const int32_t* const members = reinterpret_cast<const int32_t*>(workspace.members);
+  const int32_t* const members = workspace.members;
   const int64_t n = sizes.hidden;
   for (int64_t k = first; k < last; k += V::width) V(0).store(workspace.grad_v + k);
   for (int64_t row = 0; row < rows; ++row) {

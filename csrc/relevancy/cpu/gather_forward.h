@@ -10,27 +10,16 @@ namespace {
 
 inline bool is_member(int32_t j, const GatherSizes& sizes) { return j >= 0 && j < sizes.memories; }
 
-// The scores of `count` keys, reading q and v only once.
-template <int count, bool dot, class T>
-RNNKERN_INLINE void score(const T* q, const T* v, const T* const* u, int64_t n, T* e) {
-  using V = Vec<T>;
-  V sums[count];
-  for (V& sum : sums) sum = V(0);
-  for (int64_t k = 0; k < n; k += V::width) {
-    const V of_q = V::load(q + k, n - k), of_v = V::load(v + k, n - k);
-#pragma GCC unroll 4
-    for (int c = 0; c < count; ++c) sums[c] = sums[c] + of_v * aligned<dot>(of_q, V::load(u[c] + k, n - k));
-  }
-  for (int c = 0; c < count; ++c) e[c] = horizontal_sum(sums[c]);
-}
-
 template <class T>
 struct GatherForwardWorkspace {
   T* scores;
-  T* members;  // the slots with a valid index, as int32
+  int32_t* members;  // the slots with a valid index
+  const T** keys;    // of these slots
 
   GatherForwardWorkspace(const GatherForward<T>& problem, Workspace<T>& workspace, ThreadContext me)
-      : scores(workspace.alloc(problem.sizes.slots, me)), members(workspace.alloc(problem.sizes.slots, me)) {}
+      : scores(workspace.alloc(problem.sizes.slots, me)),
+        members(workspace.template alloc_as<int32_t>(problem.sizes.slots, me)),
+        keys(workspace.template alloc_as<const T*>(problem.sizes.slots, me)) {}
 };
 
 template <bool dot, class T>
@@ -42,21 +31,15 @@ void gather_row(const GatherForward<T>& problem, int64_t row, const GatherForwar
   const T *const u = problem.u + b * sizes.memories * n, *const h = problem.h + b * sizes.memories * n;
   const int32_t* const idx = problem.idx + row * sizes.slots;
   T *const out = problem.out + row * n, *const e = workspace.scores;
-  int32_t* const members = reinterpret_cast<int32_t*>(workspace.members);
+  int32_t* const members = workspace.members;
 
-  int64_t count = 0;
-  for (int64_t slot = 0; slot < sizes.slots; ++slot)
-    if (is_member(idx[slot], sizes)) members[count++] = int32_t(slot);
-  int64_t k = 0;
-  for (; k + 4 <= count; k += 4) {
-    const T* keys[4];
-    for (int c = 0; c < 4; ++c) keys[c] = u + idx[members[k + c]] * n;
-    score<4, dot>(q, v, keys, n, e + k);
+  int64_t count = 0, k;
+  for (int64_t slot = 0; slot < sizes.slots; ++slot) {
+    if (!is_member(idx[slot], sizes)) continue;
+    workspace.keys[count] = u + idx[slot] * n;
+    members[count++] = int32_t(slot);
   }
-  for (; k < count; ++k) {
-    const T* const key = u + idx[members[k]] * n;
-    score<1, dot>(q, v, &key, n, e + k);
-  }
+  align<dot>(q, workspace.keys, count, v, 0, n, e);
 
   T most = -std::numeric_limits<T>::infinity();
   double sum = 0;

@@ -12,8 +12,8 @@ namespace rnnkern {
 template <class T>
 template <SimdLevel>
 GatherKernels<T> GatherKernels<T>::at() {
-  return {{gather_forward<T>, room_of<GatherForwardWorkspace<T>>},
-          {gather_backward<T>, room_of<GatherBackwardWorkspace<T>>}};
+  return {{gather_forward<T>, workspace_size<GatherForwardWorkspace<T>>},
+          {gather_backward<T>, workspace_size<GatherBackwardWorkspace<T>>}};
 }
 
 template GatherKernels<float> GatherKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();

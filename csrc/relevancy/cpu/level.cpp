@@ -13,8 +13,8 @@ namespace rnnkern {
 template <class T>
 template <SimdLevel>
 RelevancyKernels<T> RelevancyKernels<T>::at() {
-#define RNNKERN_FORWARD(Cell) {rnnkern::forward<T, Cell>, room_of<ForwardWorkspace<T, Cell>>},
-#define RNNKERN_BACKWARD(Cell) {rnnkern::backward<T, Cell>, room_of<BackwardWorkspace<T, Cell>>},
+#define RNNKERN_FORWARD(Cell) {rnnkern::forward<T, Cell>, workspace_size<ForwardWorkspace<T, Cell>>},
+#define RNNKERN_BACKWARD(Cell) {rnnkern::backward<T, Cell>, workspace_size<BackwardWorkspace<T, Cell>>},
   static constexpr Kernel<RelevancyForward<T>> of_forward[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_FORWARD)};
   static constexpr Kernel<RelevancyBackward<T>> of_backward[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_BACKWARD)};
   return {of_forward, of_backward};

@@ -9,6 +9,13 @@
 
 namespace rnnkern {
 
+// An event of a sample's memory, with its score and id, which is negative if the slot is empty.
+template <class T, class Id>
+struct RelevancySlot {
+  Id* id;
+  T *event, *score;
+};
+
 // The state that is carried between calls (RelevancyState in rnnkern/reference/_relevancy.py). `c` may be null.
 template <class T, class Id>
 struct RelevancyMemory {
@@ -17,26 +24,38 @@ struct RelevancyMemory {
   Id* buffer_ids;
   T *relevant, *scores;
   Id *ids, *time;
+
+  // Slot j of sample b, of `slots` in the buffer and then `size` in the relevant set, for n units.
+  RelevancySlot<T, Id> slot(int64_t b, int64_t j, int64_t slots, int64_t size, int64_t n) const {
+    const int64_t in_buffer = b * slots + j, in_set = b * size + j - slots;
+    if (j < slots) return {buffer_ids + in_buffer, buffer + in_buffer * n, buffer_scores + in_buffer};
+    return {ids + in_set, relevant + in_set * n, scores + in_set};
+  }
 };
 
-template <class T>
-struct RelevancyProblem {
+struct RelevancySizes {
   int64_t steps, batch, hidden;
   int64_t state, heads;  // size of s: hidden, or twice that if s = [h, context]; heads divide the hidden units
   int64_t buffer_size, slots, first_slots, relevant;  // slots after and before the call; of the relevant set
-  T mix;
   bool dot;
   const int64_t *offsets, *lengths;  // as in RowLayout
   const bool* reset;                 // (steps, batch) or null
-  const T *V, *W_a, *U_a, *v, *params;
-  RelevancyMemory<const T, const int64_t> first;
-  T* workspace;
 
   int64_t kappa() const { return slots + relevant; }
   bool joined() const { return state != hidden; }
+  bool keeps_all() const { return first_slots + steps <= buffer_size; }  // no event leaves the buffer
   int64_t first_of(int64_t head) const { return head * (hidden / heads); }
   int64_t row(int64_t step) const { return offsets ? offsets[step] : step * batch; }
   int64_t length(int64_t sample) const { return lengths ? lengths[sample] : steps; }
+  bool resets(int64_t step, int64_t sample) const { return reset && reset[step * batch + sample]; }
+};
+
+template <class T>
+struct RelevancyProblem : RelevancySizes {
+  T mix;
+  const T *V, *W_a, *U_a, *v, *params;
+  RelevancyMemory<const T, const int64_t> first;
+  T* workspace;
 };
 
 template <class T>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cells/lstm.h"
+#include "relevancy/cpu/attention.h"
 #include "relevancy/cpu/product.h"
 #include "relevancy/cpu/sab_problem.h"
 
@@ -14,21 +15,28 @@ void pack(const T* matrix, int64_t depth, int64_t columns, T* panels) {
   Packed<T>(depth, columns, panels).pack(matrix, ThreadContext{0, 1, nullptr});
 }
 
-// out = x matrix.
-template <class T>
-void multiply(int rows, const T* x, int64_t stride, const SabPacked<T>& matrix, T* out, int64_t out_stride) {
+// The workspace of a thread: that of each sample of its tile.
+template <class Sample>
+struct SabTile {
+  Sample samples[sab_tile];
+
+  template <class Call, class T>
+  SabTile(const Call& call, Workspace<T>& workspace, ThreadContext)
+      : samples{{call, workspace}, {call, workspace}, {call, workspace}, {call, workspace}} {}
+};
+static_assert(sab_tile == 4);
+
+// to = from * matrix, for the first samples of a tile.
+template <class T, class Sample>
+void multiply(int samples, const Sample* of, T* Sample::* from, const SabPacked<T>& matrix, T* Sample::* to) {
   Packed<T>(matrix.depth, matrix.columns, matrix.panels)
-      .multiply(0, rows, Dense<const T>{x, stride}, Dense<T>{out, out_stride});
+      .multiply(0, samples, [&](int64_t s) { return of[s].*from; }, [&](int64_t s) { return of[s].*to; });
 }
 
+// to = x matrix.
 template <class T>
-RNNKERN_INLINE T dot(const T* a, const T* b, int64_t n) {
-  using V = Vec<T>;
-  V sum(0);
-  for_vectors<V>(0, n, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
-    sum = sum + V::load(a + j, lanes) * V::load(b + j, lanes);
-  });
-  return horizontal_sum(sum);
+void multiply(const T* x, const SabPacked<T>& matrix, T* to) {
+  Packed<T>(matrix.depth, matrix.columns, matrix.panels).multiply(0, 1, Dense<const T>{x, 0}, Dense<T>{to, 0});
 }
 
 // y += factor x.
@@ -79,7 +87,7 @@ constexpr double above_threshold = 1e-7;
 template <class T>
 RNNKERN_INLINE void make_key(const SabCall<T>& call, const T* memory, T* key) {
   if (call.width)
-    multiply(1, memory, call.size, call.key, key, call.width);
+    multiply(memory, call.key, key);
   else
     *key = weighted_tanh(call.w + call.size, memory, static_cast<const T*>(nullptr), call.size);
 }

@@ -14,8 +14,8 @@ template <SimdLevel>
 SabKernels<T> SabKernels<T>::at() {
   return {Packed<T>::size,
           rnnkern::pack<T>,
-          {rnnkern::forward<T>, room_of<SabForwardWorkspace<T>>},
-          {rnnkern::backward<T>, room_of<SabBackwardWorkspace<T>>}};
+          {rnnkern::forward<T>, workspace_size<SabTile<SabForwardSample<T>>>},
+          {rnnkern::backward<T>, workspace_size<SabTile<SabBackwardSample<T>>>}};
 }
 
 template SabKernels<float> SabKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();

@@ -18,23 +18,26 @@ struct SabPacked {
 };
 
 // T steps, B samples, n units. The row of sample b at step t is row(t) + b.
-template <class T>
-struct SabCall {
-  int64_t batch, size, width;  // size: n; width: of the mlp's hidden layer, 0 for separable scores
-  int64_t top_k, every, truncation, old_slots, slots;
-  int64_t steps;
-  const int64_t *offsets, *lengths;  // as in RowLayout
-  const int64_t* time;
-  const bool* reset;                   // (T, B) or null
-  const T *u, *bias, *h, *c, *memory;  // memory (B, old_slots, n)
-  const T* w;                          // separable: for the query (n), then for memories (n); mlp: for the hidden layer
-  const T* zeros;                      // (n,)
-  SabPacked<T> R, query, key;          // h R^T; for the mlp h Wq^T and m Wm^T
-  T* workspace;
+struct SabSizes {
+  int64_t steps, batch, size, width;  // size: n; width: of the mlp's hidden layer, 0 for separable scores
+  int64_t top_k, every, truncation, old_slots, slots;  // slots of the memory before and after the call
+  const int64_t *offsets, *lengths;                    // as in RowLayout
+  const int64_t* time;                                 // (B,): steps of each sample before the call
+  const bool* reset;                                   // (T, B) or null
 
   int64_t key_width() const { return width ? width : 1; }
   int64_t row(int64_t step) const { return offsets ? offsets[step] : step * batch; }
   int64_t length(int64_t sample) const { return lengths ? lengths[sample] : steps; }
+  bool resets(int64_t step, int64_t sample) const { return reset && reset[step * batch + sample]; }
+};
+
+template <class T>
+struct SabCall : SabSizes {
+  const T *u, *bias, *h, *c, *memory;  // bias may be null; memory (B, old_slots, n)
+  const T* w;                          // separable: for the query (n), then for memories (n); mlp: for the hidden layer
+  const T* zeros;                      // (n,)
+  SabPacked<T> R, query, key;          // h R^T; for the mlp h Wq^T and m Wm^T
+  T* workspace;
 };
 
 template <class T>

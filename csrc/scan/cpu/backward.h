@@ -6,59 +6,60 @@
 namespace rnnkern {
 namespace {
 
-template <bool complex, bool per_step, bool needs_a, int count, class T, class Lanes>
-RNNKERN_INLINE void backward_block(const ScanBackward<T> p, int64_t group, int64_t column, Lanes lanes, int64_t first,
-                                   int64_t last) {
+// The row of h before the k-th step, or null where that is zero. `begin` is the sequence's first step.
+template <class T>
+const T* state_before(const ScanBackward<T>& p, int64_t k, int64_t begin, int64_t place) {
+  if (k == begin) return p.h0 ? p.h0 + place : nullptr;
+  return p.h + p.sizes.row(step_at(p.sizes, k - 1)) + place;
+}
+
+template <bool complex, bool per_step, bool needs_a, class T, class Block>
+RNNKERN_INLINE void backward_block(const ScanBackward<T> p, const Block block) {
   using V = Vec<T>;
   using F = Factor<complex, T>;
   const ScanSizes& sizes = p.sizes;
-  const int64_t place = group * sizes.width + column, back = sizes.reverse ? 1 : -1;
-  const T* const after = last < sizes.steps ? p.grad_h0 : p.grad_last;
-  V s[count], sums[count];
-  F a[count];
-  for (int i = 0; i < count; ++i) {
-    s[i] = after ? V::load(after + place + i * V::width, lanes) : V(0);
+  const int64_t place = block.place(sizes);
+  V s[Block::count], sums[Block::count];
+  F a[Block::count];
+  for (int i = 0; i < Block::count; ++i) {
+    s[i] = block.load_if(block.last < sizes.steps ? p.grad_h0 : p.grad_last, place, i);
     sums[i] = V(0);
-    if (!per_step) a[i] = F(V::load(p.a + column + i * V::width, lanes), true);
+    if (!per_step) a[i] = F(block.load(p.a + block.column, i), true);
   }
-  const Span span(sizes, group, first, last);
-  const int64_t begin = Span(sizes, group, 0, sizes.steps).first;  // of the sequence
+  const Span span(sizes, block.group, block.first, block.last);
+  const int64_t begin = Span(sizes, block.group, 0, sizes.steps).first;
   for (int64_t k = span.last - 1; k >= span.first; --k) {
     const int64_t t = step_at(sizes, k), at = sizes.row(t) + place;
-    const bool zeroed = sizes.is_reset(t, group);
-    const T* before = nullptr;
-    if (needs_a && !zeroed) before = k > begin ? p.h + sizes.row(t + back) + place : p.h0 ? p.h0 + place : nullptr;
+    const bool zeroed = sizes.is_reset(t, block.group);
+    const T* const before = needs_a && !zeroed ? state_before(p, k, begin, place) : nullptr;
 #pragma GCC unroll 4
-    for (int i = 0; i < count; ++i) {
-      const V g = p.grad_h ? s[i] + V::load(p.grad_h + at + i * V::width, lanes) : s[i];
-      g.store(p.grad_x + at + i * V::width, lanes);
+    for (int i = 0; i < Block::count; ++i) {
+      const V g = p.grad_h ? s[i] + block.load(p.grad_h + at, i) : s[i];
+      block.store(g, p.grad_x + at, i);
       if constexpr (needs_a) {
-        const V h = before ? V::load(before + i * V::width, lanes) : V(0);
+        const F h(block.load_if(before, 0, i), true);
         if constexpr (per_step)
-          F(h, true).times(g).store(p.grad_a + at + i * V::width, lanes);
+          block.store(h.times(g), p.grad_a + at, i);
         else
-          sums[i] = F(h, true).times(g, sums[i]);
+          sums[i] = h.times(g, sums[i]);
       }
-      if (per_step) a[i] = F(V::load(p.a + at + i * V::width, lanes), true);
+      if (per_step) a[i] = F(block.load(p.a + at, i), true);
       s[i] = zeroed ? V(0) : vanishing<complex>(g, a[i].times(g), V(0));
     }
     if (needs_a && !per_step && (k % few_steps == 0 || k == span.first))
-      for (int i = 0; i < count; ++i) {
-        T* const to = p.grad_a + place + i * V::width;
-        (V::load(to, lanes) + sums[i]).store(to, lanes);
+      for (int i = 0; i < Block::count; ++i) {
+        block.store(block.load(p.grad_a + place, i) + sums[i], p.grad_a + place, i);
         sums[i] = V(0);
       }
   }
-  for (int i = 0; i < count; ++i) s[i].store(p.grad_h0 + place + i * V::width, lanes);
+  for (int i = 0; i < Block::count; ++i) block.store(s[i], p.grad_h0 + place, i);
 }
 
 template <bool complex, bool per_step, bool needs_a, class T>
 void backward_share(const ScanBackward<T>& p, ThreadContext me) {
-  over_blocks<T, true>(
-      p.sizes, per_step && needs_a ? few_steps / 2 : few_steps, me,
-      [&](int64_t group, int64_t column, auto vectors, auto lanes, int64_t first, int64_t last) RNNKERN_INLINE_LAMBDA {
-        backward_block<complex, per_step, needs_a, vectors.value>(p, group, column, lanes, first, last);
-      });
+  const int64_t few = per_step && needs_a ? few_steps / 2 : few_steps;
+  over_blocks<T, true>(p.sizes, few, me,
+                       [&](auto block) RNNKERN_INLINE_LAMBDA { backward_block<complex, per_step, needs_a>(p, block); });
 }
 
 template <bool complex, bool per_step, class T>

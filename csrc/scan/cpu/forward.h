@@ -6,42 +6,38 @@
 namespace rnnkern {
 namespace {
 
-template <bool complex, bool per_step, int count, class T, class Lanes>
-RNNKERN_INLINE void forward_block(const ScanForward<T> p, int64_t group, int64_t column, Lanes lanes, int64_t first,
-                                  int64_t last) {
+template <bool complex, bool per_step, class T, class Block>
+RNNKERN_INLINE void forward_block(const ScanForward<T> p, const Block block) {
   using V = Vec<T>;
+  using F = Factor<complex, T>;
   const ScanSizes& sizes = p.sizes;
-  const int64_t place = group * sizes.width + column;
-  const T* const before = first ? p.last : p.h0;
-  V s[count];
-  Factor<complex, T> a[count];
-  for (int i = 0; i < count; ++i) {
-    s[i] = before ? V::load(before + place + i * V::width, lanes) : V(0);
-    if (!per_step) a[i] = Factor<complex, T>(V::load(p.a + column + i * V::width, lanes));
+  const int64_t place = block.place(sizes);
+  V s[Block::count];
+  F a[Block::count];
+  for (int i = 0; i < Block::count; ++i) {
+    s[i] = block.load_if(block.first ? p.last : p.h0, place, i);
+    if (!per_step) a[i] = F(block.load(p.a + block.column, i));
   }
-  const Span span(sizes, group, first, last);
+  const Span span(sizes, block.group, block.first, block.last);
   for (int64_t k = span.first; k < span.last; ++k) {
     const int64_t t = step_at(sizes, k), at = sizes.row(t) + place;
-    if (sizes.is_reset(t, group))
+    if (sizes.is_reset(t, block.group))
       for (V& x : s) x = V(0);
 #pragma GCC unroll 4
-    for (int i = 0; i < count; ++i) {
-      if (per_step) a[i] = Factor<complex, T>(V::load(p.a + at + i * V::width, lanes));
-      const V x = V::load(p.x + at + i * V::width, lanes);
+    for (int i = 0; i < Block::count; ++i) {
+      if (per_step) a[i] = F(block.load(p.a + at, i));
+      const V x = block.load(p.x + at, i);
       s[i] = vanishing<complex>(s[i], a[i].times(s[i], x), x);
-      if (p.h) s[i].store(p.h + at + i * V::width, lanes);
+      if (p.h) block.store(s[i], p.h + at, i);
     }
   }
-  for (int i = 0; i < count; ++i) s[i].store(p.last + place + i * V::width, lanes);
+  for (int i = 0; i < Block::count; ++i) block.store(s[i], p.last + place, i);
 }
 
 template <bool complex, bool per_step, class T>
 void forward_share(const ScanForward<T>& p, ThreadContext me) {
   over_blocks<T, false>(p.sizes, few_steps, me,
-                        [&](int64_t group, int64_t column, auto vectors, auto lanes, int64_t first, int64_t last)
-                            RNNKERN_INLINE_LAMBDA {
-                              forward_block<complex, per_step, vectors.value>(p, group, column, lanes, first, last);
-                            });
+                        [&](auto block) RNNKERN_INLINE_LAMBDA { forward_block<complex, per_step>(p, block); });
 }
 
 template <class T>

@@ -5,8 +5,8 @@
 #include "common/simd_target.h"
 
 #include "scan/cpu/backward.h"
-#include "scan/cpu/ema_filter.h"
 #include "scan/cpu/forward.h"
+#include "scan/cpu/moments.h"
 
 namespace rnnkern {
 

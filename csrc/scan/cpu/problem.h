@@ -42,7 +42,7 @@ struct ScanBackward {
   T* grad_a;   // or null; for a constant a the sum over time, per column of all groups, added to the previous content
 };
 
-// The parameters of a moment filter; scan/cpu/ema_filter.h has the equations.
+// The parameters of a moment filter; scan/cpu/moments.h has the equations.
 template <class T>
 struct MomentRule {
   T mu, s, beta, eps;

@@ -9,10 +9,10 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t few_vectors = 8;  // a thread with so few processes all steps at once, with the state in registers
+constexpr int64_t few_vectors = 8;  // a thread with at most this many processes all steps with the state in registers
 
-// Those of the steps first..last-1, in processing order, that a group has: sequences end, or in reverse begin, at
-// different steps.
+// The steps of first..last-1, in processing order, that a group has: sequences end, or in reverse begin, at different
+// steps.
 struct Span {
   int64_t first, last;
 
@@ -25,21 +25,35 @@ struct Span {
   }
 };
 
-inline int64_t step_at(const ScanSizes& sizes, int64_t place) {
-  return sizes.reverse ? sizes.steps - 1 - place : place;
-}
+// The step that comes k-th in processing order.
+inline int64_t step_at(const ScanSizes& sizes, int64_t k) { return sizes.reverse ? sizes.steps - 1 - k : k; }
 
-// Calls f(group, column, vectors, lanes, first, last) for blocks of this thread's columns and steps first..last-1 in
-// processing order, `few` of them or all. A block has `vectors` vectors, a constant, of which the last has `lanes`
-// lanes. The calls for a block come in the order of the steps, or in reverse if `backward`.
+// `count` vectors of columns of a group, of which the last has `lanes` lanes, in the steps first..last-1 in processing
+// order.
+template <class T, int count_, class Lanes>
+struct Block {
+  using V = Vec<T>;
+  static constexpr int count = count_;
+
+  int64_t group, column, first, last;
+  Lanes lanes;
+
+  // The place of the block in a state, or in a row.
+  int64_t place(const ScanSizes& sizes) const { return group * sizes.width + column; }
+  // Vector i of a row that begins at `from`; zeros if that is null.
+  RNNKERN_INLINE V load(const T* from, int i) const { return V::load(from + i * V::width, lanes); }
+  RNNKERN_INLINE V load_if(const T* from, int64_t place, int i) const { return from ? load(from + place, i) : V(0); }
+  RNNKERN_INLINE void store(V x, T* to, int i) const { x.store(to + i * V::width, lanes); }
+};
+
+// Calls f(block) for blocks of this thread's columns and for `few` steps at a time, or all. The calls for a block come
+// in the order of the steps, or in reverse if `backward`.
 template <class T, bool backward, class F>
 void over_blocks(const ScanSizes& sizes, int64_t few, ThreadContext me, F f) {
   using V = Vec<T>;
   constexpr int64_t line = 64 / sizeof(T);
-  constexpr std::integral_constant<int, 1> one{};
-  constexpr std::integral_constant<int, 4> four{};
-  const int64_t lines = (sizes.width + line - 1) / line, all = lines * sizes.groups;
-  const int64_t begin = all * me.rank / me.size, end = all * (me.rank + 1) / me.size;
+  const int64_t lines = (sizes.width + line - 1) / line;
+  const auto [begin, end] = me.share(lines * sizes.groups);
   const bool narrow = (end - begin) * line <= few_vectors * V::width;
   const int64_t tile = narrow ? larger(sizes.steps, 1) : few, tiles = (sizes.steps + tile - 1) / tile;
   for (int64_t done = 0; done < tiles; ++done) {
@@ -48,9 +62,11 @@ void over_blocks(const ScanSizes& sizes, int64_t few, ThreadContext me, F f) {
       const int64_t group = at / lines, from = at % lines, count = smaller(lines - from, end - at);
       const int64_t stop = smaller(sizes.width, (from + count) * line);
       int64_t column = from * line;
-      for (; column + 4 * V::width <= stop; column += 4 * V::width) f(group, column, four, V::all, first, last);
-      for (; column + V::width <= stop; column += V::width) f(group, column, one, V::all, first, last);
-      if (column < stop) f(group, column, one, stop - column, first, last);
+      for (; column + 4 * V::width <= stop; column += 4 * V::width)
+        f(Block<T, 4, decltype(V::all)>{group, column, first, last, V::all});
+      for (; column + V::width <= stop; column += V::width)
+        f(Block<T, 1, decltype(V::all)>{group, column, first, last, V::all});
+      if (column < stop) f(Block<T, 1, int64_t>{group, column, first, last, stop - column});
       at += count;
     }
   }
@@ -98,9 +114,9 @@ struct Factor {
   }
 };
 
-// The next state, `next`, or `without` the state s, if s is a complex number of float32 that is nearly zero. Since
-// subnormal numbers are taken for zero, its factor would turn it on a circle near 1e-38 for ever: where a product is
-// flushed, the other part does not decrease.
+// The next state: `next`, or `without`, which has no part of the state s, if s is a complex number of float32 that is
+// nearly zero. Its factor would rotate it at a length near 1e-38 for ever, because subnormal numbers are taken for
+// zero: where a product becomes zero, the other part does not decrease.
 template <bool complex, class T>
 RNNKERN_INLINE Vec<T> vanishing(Vec<T> s, Vec<T> next, Vec<T> without) {
   if constexpr (complex && std::is_same_v<T, float>) {

@@ -1,12 +1,53 @@
-// The recurrence with layers of Givens rotations on a CPU: allocation, and the order of the layers.
+// Products and recurrences with layers of Givens rotations on a CPU: the checks needed for memory safety, allocation,
+// the order of the layers, and the number of threads.
 #include <algorithm>
 
-#include "orthogonal/cpu/givens_call.h"
+#include "cpu/levels.h"
+#include "cpu/run.h"
+#include "orthogonal/cpu/givens_problem.h"
 #include "orthogonal/givens.h"
-#include "orthogonal/givens_recurrence_call.h"
+#include "orthogonal/givens_check.h"
 
 namespace rnnkern {
 namespace {
+
+constexpr int64_t worth_sharing = 32768;  // rotations per thread
+
+template <class Problem>
+void run(Kernel<Problem> kernel, const Problem& problem, int64_t rotations, const Tensor& like) {
+  rnnkern::run(kernel, problem, at_most_all(1 + rotations / worth_sharing), like);
+}
+
+// ---- products
+
+constexpr const char* product_dtypes = "givens_product: `angles` must be float32 or float64";
+
+// Makes the arguments contiguous, and checks that their product_dtypes and sizes match.
+GivensSizes check_product(Tensor& angles, Tensor& x, bool columns, bool butterfly) {
+  STD_TORCH_CHECK(angles.dim() >= 2 && x.dim() == angles.dim(),
+                  "givens_product: `angles` must be (..., L, N / 2), `x` (..., R, N) or (..., N, R)");
+  STD_TORCH_CHECK(x.scalar_type() == angles.scalar_type(), "givens_product: `x` must be of the dtype of `angles`");
+  GivensSizes sizes{.count = 1,
+                    .vectors = x.size(columns ? -1 : -2),
+                    .size = x.size(columns ? -2 : -1),
+                    .layers = angles.size(-2),
+                    .columns = columns,
+                    .butterfly = butterfly};
+  bool fit = angles.size(-1) == sizes.size / 2;
+  for (int64_t k = 0; k < angles.dim() - 2; ++k) {
+    fit = fit && x.size(k) == angles.size(k);
+    sizes.count *= angles.size(k);
+  }
+  STD_TORCH_CHECK(fit, "givens_product: `angles` must be (..., L, N / 2) for the N and the batch of `x`");
+  STD_TORCH_CHECK(!butterfly || (sizes.size & (sizes.size - 1)) == 0, "givens_product: N must be a power of two");
+  angles = dense(angles);
+  x = dense(x);
+  return sizes;
+}
+
+int64_t rotations(const GivensSizes& sizes) { return sizes.count * sizes.vectors * sizes.angles(); }
+
+// ---- recurrences
 
 constexpr int64_t reals_in_cache = 128;  // per lane: two tiles of this size, of values and of gradients, fit the cache
 
@@ -35,6 +76,7 @@ std::vector<GivensPiece> pieces_of(const GivensSizes& sizes, int64_t length) {
   return found;
 }
 
+// The arguments of a call, and the order of its layers.
 struct Call : GivensCall {
   std::vector<GivensPiece> pieces;
 
@@ -67,6 +109,44 @@ const char* family(const Call& call) {
 
 }  // namespace
 
+Tensor givens_product_cpu(Tensor angles, Tensor x, bool columns, bool butterfly) {
+  const GivensSizes sizes = check_product(angles, x, columns, butterfly);
+  return by_float_or_double(angles, product_dtypes, [&](auto zero) {
+    using T = decltype(zero);
+    const Tensor y = empty_of_sizes(x, x);
+    if (!y.numel()) return y;
+    count_kernel("givens_product/cpu", "forward", angles);
+    const GivensForward<T> problem{.sizes = sizes, .angles = read<T>(angles), .x = read<T>(x), .y = write<T>(y)};
+    run(kernels_in_use<GivensKernels<T>>().forward, problem, rotations(sizes), angles);
+    return y;
+  });
+}
+
+Tensors givens_product_backward_cpu(Tensor grad, Tensor angles, Tensor y, bool columns, bool butterfly, bool needs_x) {
+  const GivensSizes sizes = check_product(angles, y, columns, butterfly);
+  STD_TORCH_CHECK(grad.numel() == y.numel() && grad.scalar_type() == y.scalar_type(),
+                  "givens_product_backward: `grad` must be of the size and dtype of `y`");
+  grad = dense(grad);
+  return by_float_or_double(angles, product_dtypes, [&](auto zero) {
+    using T = decltype(zero);
+    Tensors results = {empty_of_sizes(angles, angles)};
+    if (needs_x) results.push_back(empty_of_sizes(y, y));
+    if (!y.numel()) {
+      fill_zero(results[0]);
+      return results;
+    }
+    count_kernel("givens_product/cpu", "backward", angles);
+    const GivensBackward<T> problem{.sizes = sizes,
+                                    .angles = read<T>(angles),
+                                    .y = read<T>(y),
+                                    .grad = read<T>(grad),
+                                    .grad_angles = write<T>(results[0]),
+                                    .grad_x = needs_x ? write<T>(results[1]) : nullptr};
+    run(kernels_in_use<GivensKernels<T>>().backward, problem, rotations(sizes), angles);
+    return results;
+  });
+}
+
 Tensors givens_recurrence_cpu(Tensor u, Tensor angles, OptionalTensor phases, OptionalTensor diagonal, Tensor bias,
                               Tensor h0, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                               bool butterfly) {
@@ -79,7 +159,7 @@ Tensors givens_recurrence_cpu(Tensor u, Tensor angles, OptionalTensor phases, Op
     auto problem = call.problem<GivensRecurrenceForward<T>, T>();
     problem.h = write<T>(results[0]);
     problem.last = write<T>(results[1]);
-    run(kernels_in_use<GivensKernels<T>>().recurrence_forward, problem, threads_for(call.rotations()), call.u);
+    run(kernels_in_use<GivensKernels<T>>().recurrence_forward, problem, call.rotations(), call.u);
     return results;
   });
 }
@@ -104,7 +184,7 @@ Tensors givens_recurrence_backward_cpu(OptionalTensor grad_h, OptionalTensor gra
     problem.grad_h0 = write<T>(results[3]);
     problem.grad_phases = phases ? write<T>(results[4]) : nullptr;
     problem.grad_diagonal = phases ? write<T>(results[5]) : nullptr;
-    run(kernels_in_use<GivensKernels<T>>().recurrence_backward, problem, threads_for(call.rotations()), call.u);
+    run(kernels_in_use<GivensKernels<T>>().recurrence_backward, problem, call.rotations(), call.u);
     return results;
   });
 }

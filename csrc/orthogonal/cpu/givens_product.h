@@ -1,4 +1,5 @@
-// Products with layers of Givens rotations. Included once per SIMD level.
+// Products with layers of Givens rotations. Both directions are here, because they share the transpositions that put a
+// vector into each lane. Included once per SIMD level.
 #pragma once
 
 #include "cpu/kernel.h"
@@ -16,51 +17,86 @@ int64_t block_count(const GivensSizes& sizes) {
   return (sizes.vectors + block_lanes<T> - 1) / block_lanes<T>;
 }
 
+// Pointers to a row for each lane; null for lanes without one.
+template <class Pointer>
+struct LaneRows {
+  Pointer of[RNNKERN_VECTOR_BYTES / sizeof(*Pointer())];
+  bool any;
+};
+
+// Loads rows into lanes, or adds them to what is there: element i of all rows goes to to + i * stride. Lanes without a
+// row are zero.
+template <bool add, class T>
+void load_rows(const LaneRows<const T*>& rows, int64_t elements, T* to, int64_t stride = Vec<T>::width) {
+  using V = Vec<T>;
+  for (int64_t i = 0; i < elements; i += V::width) {
+    V v[V::width];
+    for (int64_t lane = 0; lane < V::width; ++lane)
+      v[lane] = rows.of[lane] ? V::load(rows.of[lane] + i, elements - i) : V(T(0));
+    transpose<T>(v);
+    for (int64_t k = 0; k < smaller(V::width, elements - i); ++k) {
+      T* const place = to + (i + k) * stride;
+      (add ? V::load(place) + v[k] : v[k]).store(place);
+    }
+  }
+}
+
+template <class T>
+void store_rows(const T* from, int64_t elements, const LaneRows<T*>& rows, int64_t stride = Vec<T>::width) {
+  using V = Vec<T>;
+  for (int64_t i = 0; i < elements; i += V::width) {
+    V v[V::width];
+    for (int64_t k = 0; k < V::width; ++k) v[k] = i + k < elements ? V::load(from + (i + k) * stride) : V(T(0));
+    transpose<T>(v);
+    for (int64_t lane = 0; lane < V::width; ++lane)
+      if (rows.of[lane]) v[lane].store(rows.of[lane] + i, elements - i);
+  }
+}
+
+// As many of the rows first..first + count - 1 of a matrix as there are lanes.
+template <class T>
+LaneRows<T*> rows_of(const GivensSizes& sizes, T* matrix, int64_t first, int64_t count) {
+  LaneRows<T*> found{};
+  for (int64_t lane = 0; lane < smaller(Vec<std::remove_const_t<T>>::width, count); ++lane)
+    found.of[lane] = matrix + (first + lane) * sizes.size;
+  return found;
+}
+
 // Loads vectors first..first + count - 1 of a matrix into a block; the remaining lanes are zero.
 template <class T>
 void load_block(const GivensSizes& sizes, const T* from, int64_t first, int64_t count, T* block) {
   using V = Vec<T>;
-  constexpr int64_t lanes = block_lanes<T>, width = V::width;
-  const int64_t n = sizes.size;
-  for (int64_t at = 0; at < lanes; at += width) {
-    if (sizes.columns) {
-      for (int64_t i = 0; i < n; ++i)
-        V::load(from + i * sizes.vectors + first + at, count - at).store(block + i * lanes + at);
-      continue;
-    }
-    for (int64_t i = 0; i < n; i += width) {
-      V v[width];
-      for (int64_t k = 0; k < width; ++k)
-        v[k] = at + k < count ? V::load(from + (first + at + k) * n + i, n - i) : V(T(0));
-      transpose<T>(v);
-      for (int64_t k = 0; k < smaller(width, n - i); ++k) v[k].store(block + (i + k) * lanes + at);
-    }
+  constexpr int64_t lanes = block_lanes<T>;
+  for (int64_t at = 0; at < lanes; at += V::width) {
+    if (!sizes.columns) load_rows<false>(rows_of(sizes, from, first + at, count - at), sizes.size, block + at, lanes);
+    for (int64_t i = 0; sizes.columns && i < sizes.size; ++i)
+      V::load(from + i * sizes.vectors + first + at, count - at).store(block + i * lanes + at);
   }
 }
 
 template <class T>
 void store_block(const GivensSizes& sizes, const T* block, int64_t first, int64_t count, T* to) {
   using V = Vec<T>;
-  constexpr int64_t lanes = block_lanes<T>, width = V::width;
-  const int64_t n = sizes.size;
-  for (int64_t at = 0; at < smaller(lanes, count); at += width) {
-    if (sizes.columns) {
-      for (int64_t i = 0; i < n; ++i)
-        V::load(block + i * lanes + at).store(to + i * sizes.vectors + first + at, count - at);
-      continue;
-    }
-    for (int64_t i = 0; i < n; i += width) {
-      V v[width];
-      for (int64_t k = 0; k < width; ++k) v[k] = i + k < n ? V::load(block + (i + k) * lanes + at) : V(T(0));
-      transpose<T>(v);
-      for (int64_t k = 0; k < smaller(width, count - at); ++k) v[k].store(to + (first + at + k) * n + i, n - i);
-    }
+  constexpr int64_t lanes = block_lanes<T>;
+  for (int64_t at = 0; at < smaller(lanes, count); at += V::width) {
+    if (!sizes.columns) store_rows(block + at, sizes.size, rows_of(sizes, to, first + at, count - at), lanes);
+    for (int64_t i = 0; sizes.columns && i < sizes.size; ++i)
+      V::load(block + i * lanes + at).store(to + i * sizes.vectors + first + at, count - at);
   }
+}
+
+// The sum over the lanes of each of V::width vectors, which are overwritten.
+template <class T>
+RNNKERN_INLINE Vec<T> sums_over_lanes(Vec<T>* v) {
+  transpose<T>(v);
+  for (int64_t half = Vec<T>::width / 2; half; half /= 2)
+    for (int64_t k = 0; k < half; ++k) v[k] = v[k] + v[k + half];
+  return v[0];
 }
 
 // Interleaved cosines and sines of all angles.
 template <class T>
-void turn(const T* angles, int64_t all, T* sincos, ThreadContext me) {
+void compute_sincos(const T* angles, int64_t all, T* sincos, ThreadContext me) {
   const auto [first, last] = me.share(all);
   for (int64_t k = first; k < last; ++k) {
     sincos[2 * k] = std::cos(angles[k]);
@@ -93,7 +129,7 @@ void givens_forward(const GivensForward<T>& problem, ThreadContext me) {
   constexpr int64_t lanes = block_lanes<T>;
   const GivensSizes& sizes = problem.sizes;
   const auto workspace = lay_out<GivensForwardWorkspace<T>>(problem, me);
-  turn(problem.angles, sizes.count * sizes.angles(), workspace.sincos, me);
+  compute_sincos(problem.angles, sizes.count * sizes.angles(), workspace.sincos, me);
   me.barrier();
   const int64_t blocks = block_count<T>(sizes), elements = sizes.vectors * sizes.size;
   const auto [begin, end] = me.share(sizes.count * blocks);
@@ -159,11 +195,8 @@ void unrotate_layer(const GivensLayer& layer, const T* sincos, T* values, T* gra
       found[k] = rotate_back(c, s, values + at, grads + at, apart) +
                  rotate_back(c, s, values + at + width, grads + at + width, apart);
     }
-    transpose<T>(found);
-    for (int64_t half = width / 2; half; half /= 2)
-      for (int64_t k = 0; k < half; ++k) found[k] = found[k] + found[k + half];
     const int64_t left = layer.pairs - first;
-    (V::load(sums + first, left) + found[0]).store(sums + first, left);
+    (V::load(sums + first, left) + sums_over_lanes<T>(found)).store(sums + first, left);
   }
 }
 
@@ -173,7 +206,7 @@ void givens_backward(const GivensBackward<T>& problem, ThreadContext me) {
   const GivensSizes& sizes = problem.sizes;
   const auto workspace = lay_out<GivensBackwardWorkspace<T>>(problem, me);
   const int64_t angles = sizes.angles(), parts = part_count<T>(sizes), elements = sizes.vectors * sizes.size;
-  turn(problem.angles, sizes.count * angles, workspace.sincos, me);
+  compute_sincos(problem.angles, sizes.count * angles, workspace.sincos, me);
   me.barrier();
   const auto [begin, end] = me.share(sizes.count * parts);
   for (int64_t item = begin; item < end; ++item) {

@@ -1,7 +1,9 @@
-// A stand-in for the device, with properties set by tests. Included by the file that registers operators in a library
+// A stand-in for the device, whose properties tests set. Included by the file that registers the operators of a library
 // of interpreted drivers.
 #pragma once
 
+#include "common/counters.h"
+#include "common/tensor.h"
 #include "cuda/driver.h"
 #include "cuda/facts.h"
 #include "interpreter/primitives.h"
@@ -22,6 +24,16 @@ void set_capturing(bool captures) { pretends_capture = captures; }
 void set_seed_of(int64_t seed) { device::set_seed(uint64_t(seed)); }
 
 int64_t count_bank_conflicts() { return device::bank_conflicts(); }
+
+// The operators that every library of interpreted drivers has.
+template <class Library>
+void implement_stand_in(Library& m) {
+  m.impl("set_facts", TORCH_BOX(&set_facts));
+  m.impl("set_seed", TORCH_BOX(&set_seed_of));
+  m.impl("set_capturing", TORCH_BOX(&set_capturing));
+  m.impl("bank_conflicts", TORCH_BOX(&count_bank_conflicts));
+  m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
+}
 
 }  // namespace
 

@@ -1,100 +1,10 @@
-// The products of a scheme and the squarings after them, and their backward. basis[0] is S, basis[k] the k-th product.
-// Included once per SIMD level.
+// The backward of skew_exp: from the last squaring to the first product. Included once per SIMD level.
 #pragma once
 
-#include "orthogonal/cpu/bound.h"
-#include "orthogonal/cpu/lanes.h"
+#include "orthogonal/cpu/forward.h"
 
 namespace rnnkern {
 namespace {
-
-// to = X^2 - I for X = I + E. If S is small, so is E, and keeps its precision. Every squaring doubles the error so far,
-// so sums are in double.
-template <class T>
-void square(const Factors<T>& factors, const T* E, T* to, T identity, ThreadContext me) {
-  Output<T> output{to};
-  output.rest.add(E, T(2));
-  output.rest.identity = identity;
-  product<double>(factors, Sum<T>(E), Sum<T>(E), &output, 1, me);
-}
-
-template <class T>
-struct ForwardWorkspace {
-  T *S, *kept, *vectors;
-  Factors<T> factors;
-  T* lanes;
-
-  ForwardWorkspace(const SkewForward<T>& problem, Workspace<T>& workspace, ThreadContext me)
-      : S(workspace.alloc(problem.size * problem.size)),
-        kept(problem.kept ? nullptr : workspace.alloc(kept_products<T> * problem.size * problem.size)),
-        vectors(workspace.alloc(3 * problem.size)),
-        factors(problem.size, workspace, me.size),
-        lanes(in_lanes<T>(problem.size) ? workspace.alloc(LaneScheme<T>::parts * lane_elements<T>(problem.size))
-                                        : nullptr) {}
-};
-
-template <class T>
-void forward(const SkewForward<T>& problem, Range matrices, ThreadContext me) {
-  const auto workspace = lay_out<ForwardWorkspace<T>>(problem, me);
-  const int64_t n = problem.size, elements = n * n;
-  if (workspace.lanes) return lanes_forward(problem, matrices, workspace.lanes);
-  const T last_identity = T(!problem.minus_identity);
-  for (int64_t m = matrices.begin; m < matrices.end; ++m) {
-    T* const kept = problem.kept ? problem.kept + m * kept_products<T> * elements : workspace.kept;
-    T* const result = problem.result + m * elements;
-    const T* basis[most_products] = {workspace.S, kept, kept + elements, kept + 2 * elements};
-    const Sum<T> A(problem.A + m * elements);
-    from_below<-1>(A, n, workspace.S, me);
-    me.barrier();
-    Output<T> first{kept}, second{kept + elements};
-    product<T, true>(workspace.factors, Sum<T>(workspace.S), Sum<T>(workspace.S), &first, 1, me);
-    from_below<1>(Sum<T>(kept), n, kept, me);
-    me.barrier();
-    // If P alone does not decide the plan, the second product of a guessed plan gives the sums that do. It is later
-    // converted to that of the final plan.
-    Bounds bound = bounds(kept, n, workspace.vectors, me);
-    const bool made = bound.in_doubt<T>();
-    const Plan<T> guess = Plan<T>::of_degree_8(Plan<T>(bound.least).squarings);
-    if (made) {
-      product<T>(workspace.factors, guess.left(2, basis), guess.right(2, basis), &second, 1, me);
-      const T half = T(0.5 / guess.fourth());
-      Sum<T> square;
-      square.add(second.to, half);
-      square.add(second.to, half, true);
-      // `result` is not used yet, and S is restored afterwards.
-      if (closer(bound, workspace.factors, kept, square, workspace.S, result, workspace.vectors, me)) {
-        from_below<-1>(A, n, workspace.S, me);
-        me.barrier();
-      }
-    }
-    const Plan<T> plan = bound.plan<T>();
-    if (problem.plan && me.rank == 0) plan.keep(problem.plan + m * plan_size);
-    // The last product may overwrite S, of which it only reads the elements that it overwrites. The squarings alternate
-    // between this buffer and the result, and end in the result.
-    T *E = result, *next = workspace.S;
-    if (plan.squarings % 2) std::swap(E, next);
-    for (int k = 2; k <= plan.scheme->products; ++k) {
-      const bool last = k == plan.scheme->products;
-      Output<T> output{last ? E : kept + (k - 1) * elements};
-      output.rest = plan.added(k, basis);
-      if (last && !plan.squarings) output.rest.identity = last_identity;
-      if (k > 2 || !made) {
-        product<T>(workspace.factors, plan.left(k, basis), plan.right(k, basis), &output, 1, me);
-      } else if (last || !(plan == guess)) {
-        Sum<T> over = plan.second_of(guess, second.to);
-        for (int term = 0; term < output.rest.count; ++term)
-          over.add(output.rest.terms[term].x, output.rest.terms[term].factor);
-        over.identity = output.rest.identity;
-        assign(over, n, output.to, me);
-        me.barrier();
-      }
-    }
-    for (int k = 1; k <= plan.squarings; ++k) {
-      square(workspace.factors, E, next, k == plan.squarings ? last_identity : T(0), me);
-      std::swap(E, next);
-    }
-  }
-}
 
 template <class T>
 struct BackwardWorkspace {
