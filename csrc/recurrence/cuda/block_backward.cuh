@@ -83,131 +83,169 @@ struct BlockBackwardKernel {
   // The first gate of the last product. The cell's `backward` gives the gradients of this gate and the following ones.
   static constexpr int last_first = Cell::two_products ? Cell::first_gates : 0;
 
-  // Stores the gradients of gates first..last-1 of one unit, in memory and as the operand of the product.
-  template <int first, int last>
-  RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::recurrent], S* x,
-                                  int column, int unit, int d, int head, int64_t row, int64_t here) {
-    const int hidden = int(p.sequence.hidden);
-    S* to_du = p.du + row * Cell::gates * hidden + head * d + unit;
-    S* to_dr = p.dr + (head * p.rows + here) * Cell::recurrent * d + unit;
-    RNNKERN_UNROLL
-    for (int g = first; g < last; ++g) {
-      const S rounded = device::narrow<S>(dr[g]);
-      x[Tile::smem_offset(column, g, unit)] = rounded;
-      if (p.dr) to_dr[g * d] = rounded;
-    }
-    RNNKERN_UNROLL
-    for (int g = first; g < gates_of_u<Cell>(last); ++g) to_du[g * hidden] = device::narrow<S>(du[g]);
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    Tile tile;
+    Values own;
+    BlockBackwardKernel thread(p, tile, own);
+    thread.run_steps();
+    thread.end();
   }
 
-  RNNKERN_DEVICE static void run(const Problem& p) {
-    const Sequence& seq = p.sequence;
-    const int d = int(seq.head_size());
-    const int heads = int(seq.heads), head = device::block() % heads, b0 = device::block() / heads * Tile::columns;
-    device::SharedArena arena{device::shared_memory()};
-    char* memory = arena.alloc<char>(Tile::shared_size);
-    S* x = arena.alloc<S>(2 * Tile::x_size);
-    for (int i = device::thread(); i < 2 * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
-    Tile tile;
-    tile.load(matrix_of_head(p.R, head, Cell::recurrent, d), d, memory);
-
+  // Of each unit and sequence of this thread.
+  struct Values {
     int b[values], length[values];
     A carry[values][Cell::states], params[values][Cell::params + 1], dparams[values][Cell::params + 1] = {};
-    RNNKERN_UNROLL
-    for (int v = 0; v < values; ++v) {
-      const bool padding = Tile::unit(v) >= d;
-      b[v] = b0 + Tile::column(v);
-      length[v] = padding ? 0 : int(seq.length(b[v]));
-      const bool real = !padding && b[v] < seq.batch;
-      RNNKERN_UNROLL
-      for (int i = 0; i < Cell::params; ++i)
-        params[v][i] = padding ? A(0) : widen(p.params[i][head * d + Tile::unit(v)]);
-      const int64_t element = int64_t(b[v]) * seq.hidden + head * d + Tile::unit(v);
-      RNNKERN_UNROLL
-      for (int s = 0; s < Cell::states; ++s) carry[v][s] = real ? p.carry[s][element] : A(0);
-    }
-    device::block_barrier();
-
-    const int longest = int(seq.length(b0)), first = int(p.first), end = first + int(p.steps);
-    const int last = longest < end ? longest : end, steps = last > first ? last - first : 0;
-    const auto at = [&](int k) { return seq.reverse ? first + k : last - 1 - k; };
-    const int64_t origin = seq.offset(p.first);
-    // The first rows of this step and of the next ones in processing order, which may lie outside the range: the state
-    // before a step is stored at the step processed next. They are loaded early, so that no load waits for another.
-    const auto offset = [&](int k) { return at(k) >= 0 && at(k) < seq.count ? seq.offset(at(k)) : 0; };
-    int64_t row = offset(0), ahead = offset(1), later = offset(2);
     Input input[values] = {};
-    const auto fetch = [&](int v, int k, int64_t row, int64_t after) {
-      if (k >= steps || at(k) >= length[v]) return;
-      const int before = at(k + 1);
-      input[v].fetch_after(p, before >= 0 && before < length[v] ? after + b[v] : -1, at(k), row + b[v],
-                           row + b[v] - origin, b[v], head, Tile::unit(v), d);
-    };
+  };
+
+  // The quantities of a step.
+  struct Equations {
+    A save[values][Cell::saved + 1], old[values][Cell::states], grad[values][Cell::states], scale[values];
+    A du[values][Cell::gates], dr[values][Cell::recurrent], product[values];
+    bool reset[values];
+  };
+
+  // The first rows of this step and of the next ones in processing order, which may lie outside the range: the state
+  // before a step is stored at the step processed next. They are loaded early, so that no load waits for another.
+  struct Rows {
+    int64_t here, ahead, later;
+  };
+
+  const Problem& p;
+  const Sequence& seq = p.sequence;
+  Tile& tile;
+  Values& own;
+  const int d = int(seq.head_size()), heads = int(seq.heads), head = device::block() % heads;
+  const int b0 = device::block() / heads * Tile::columns;
+  S* x;  // double-buffered
+  int first, last, steps;
+  int64_t origin;
+
+  RNNKERN_DEVICE BlockBackwardKernel(const Problem& p, Tile& tile, Values& own) : p(p), tile(tile), own(own) {
+    device::SharedArena arena{device::shared_memory()};
+    char* memory = arena.alloc<char>(Tile::shared_size);
+    x = arena.alloc<S>(2 * Tile::x_size);
+    for (int i = device::thread(); i < 2 * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
+    tile.load(matrix_of_head(p.R, head, Cell::recurrent, d), d, memory);
     RNNKERN_UNROLL
-    for (int v = 0; v < values; ++v) fetch(v, 0, row, ahead);
+    for (int v = 0; v < values; ++v) begin(v);
+    device::block_barrier();
+    const int longest = int(seq.length(b0)), end = int(p.first) + int(p.steps);
+    first = int(p.first);
+    last = longest < end ? longest : end;
+    steps = last > first ? last - first : 0;
+    origin = seq.offset(p.first);
+  }
+
+  RNNKERN_DEVICE void begin(int v) {
+    const bool padding = Tile::unit(v) >= d;
+    const int b = b0 + Tile::column(v);
+    own.b[v] = b;
+    own.length[v] = padding ? 0 : int(seq.length(b));
+    const bool real = !padding && b < seq.batch;
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::params; ++i) {
+      own.params[v][i] = padding ? A(0) : widen(p.params[i][head * d + Tile::unit(v)]);
+    }
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) own.carry[v][s] = real ? p.carry[s][element(v)] : A(0);
+  }
+
+  RNNKERN_DEVICE int64_t element(int v) const { return int64_t(own.b[v]) * seq.hidden + head * d + Tile::unit(v); }
+  RNNKERN_DEVICE int time(int k) const { return seq.reverse ? first + k : last - 1 - k; }
+  RNNKERN_DEVICE int64_t first_row(int k) const {
+    return time(k) >= 0 && time(k) < seq.count ? seq.offset(time(k)) : 0;
+  }
+
+  RNNKERN_DEVICE void fetch(int v, int k, int64_t row, int64_t after) {
+    if (k >= steps || time(k) >= own.length[v]) return;
+    const int before = time(k + 1);
+    own.input[v].fetch_after(p, before >= 0 && before < own.length[v] ? after + own.b[v] : -1, time(k), row + own.b[v],
+                             row + own.b[v] - origin, own.b[v], head, Tile::unit(v), d);
+  }
+
+  RNNKERN_DEVICE void run_steps() {
+    Rows rows{first_row(0), first_row(1), first_row(2)};
+    RNNKERN_UNROLL
+    for (int v = 0; v < values; ++v) fetch(v, 0, rows.here, rows.ahead);
     RNNKERN_ROLLED
     for (int k = 0; k < steps; ++k) {
-      const int t = at(k);
-      const int64_t latest = offset(k + 3);
-      S* here = x + k % 2 * Tile::x_size;
-      A save[values][Cell::saved + 1], old[values][Cell::states], grad[values][Cell::states], scale[values];
-      A du[values][Cell::gates], dr[values][Cell::recurrent], product[values];
-      bool reset[values];
+      const int64_t latest = first_row(k + 3);
+      S* dr = x + k % 2 * Tile::x_size;
+      Equations eq;
       RNNKERN_UNROLL
-      for (int v = 0; v < values; ++v) {
-        const bool alive = t < length[v];
-        A next[Cell::states];
-        input[v].states(old[v], next);
-        RNNKERN_UNROLL
-        for (int i = 0; i < Cell::saved; ++i) save[v][i] = input[v].save[i];
-        reset[v] = input[v].reset;
-        scale[v] = p.grad_scale ? widen(input[v].scale) : A(1);
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) grad[v][s] = carry[v][s];
-        grad[v][0] += widen(input[v].grad_h);
-        fetch(v, k + 1, ahead, later);
-        if (alive) {
-          Cell::backward(save[v], old[v], next, params[v], grad[v], du[v], dr[v], dparams[v]);
-          give<last_first, Cell::recurrent>(p, du[v], dr[v], here, Tile::column(v), Tile::unit(v), d, head, row + b[v],
-                                            row + b[v] - origin);
-        }
-      }
+      for (int v = 0; v < values; ++v) backward(v, k, rows, dr, eq);
       device::block_barrier();
-      tile.template multiply<last_first, Cell::recurrent>(here, product);
+      tile.template multiply<last_first, Cell::recurrent>(dr, eq.product);
       if constexpr (Cell::two_products) {
         RNNKERN_UNROLL
         for (int v = 0; v < values; ++v) {
-          if (t < length[v]) {
-            A operand;
-            Cell::prepare_backward(save[v], old[v], scale[v] * product[v], grad[v], du[v], dr[v], operand);
-            p.operand[(head * p.rows + row + b[v] - origin) * d + Tile::unit(v)] = device::narrow<S>(operand);
-            give<0, Cell::first_gates>(p, du[v], dr[v], here, Tile::column(v), Tile::unit(v), d, head, row + b[v],
-                                       row + b[v] - origin);
-          }
+          if (time(k) < own.length[v]) prepare_backward(v, rows.here + own.b[v], dr, eq);
         }
         device::block_barrier();
-        tile.template multiply<0, Cell::first_gates>(here, product);
+        tile.template multiply<0, Cell::first_gates>(dr, eq.product);
       }
       RNNKERN_UNROLL
       for (int v = 0; v < values; ++v) {
-        if (t < length[v]) {
-          grad[v][0] += scale[v] * product[v];
-          RNNKERN_UNROLL
-          for (int s = 0; s < Cell::states; ++s) carry[v][s] = reset[v] ? A(0) : grad[v][s];
-        }
+        if (time(k) < own.length[v]) finish(v, eq);
       }
-      row = ahead;
-      ahead = later;
-      later = latest;
+      rows = {rows.ahead, rows.later, latest};
+    }
+  }
+
+  RNNKERN_DEVICE void backward(int v, int k, const Rows& rows, S* x, Equations& eq) {
+    A next[Cell::states];
+    own.input[v].states(eq.old[v], next);
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::saved; ++i) eq.save[v][i] = own.input[v].save[i];
+    eq.reset[v] = own.input[v].reset;
+    eq.scale[v] = p.grad_scale ? widen(own.input[v].scale) : A(1);
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) eq.grad[v][s] = own.carry[v][s];
+    eq.grad[v][0] += widen(own.input[v].grad_h);
+    fetch(v, k + 1, rows.ahead, rows.later);
+    if (time(k) >= own.length[v]) return;
+    Cell::backward(eq.save[v], eq.old[v], next, own.params[v], eq.grad[v], eq.du[v], eq.dr[v], own.dparams[v]);
+    store<last_first, Cell::recurrent>(v, rows.here + own.b[v], x, eq);
+  }
+
+  RNNKERN_DEVICE void prepare_backward(int v, int64_t row, S* x, Equations& eq) const {
+    A operand;
+    Cell::prepare_backward(eq.save[v], eq.old[v], eq.scale[v] * eq.product[v], eq.grad[v], eq.du[v], eq.dr[v], operand);
+    p.operand[(head * p.rows + row - origin) * d + Tile::unit(v)] = device::narrow<S>(operand);
+    store<0, Cell::first_gates>(v, row, x, eq);
+  }
+
+  // Stores the gradients of gates from..to-1 of one unit, in memory and as the operand of the product.
+  template <int from, int to>
+  RNNKERN_DEVICE void store(int v, int64_t row, S* x, const Equations& eq) const {
+    const int hidden = int(seq.hidden), unit = Tile::unit(v);
+    S* to_du = p.du + row * Cell::gates * hidden + head * d + unit;
+    S* to_dr = p.dr + (head * p.rows + row - origin) * Cell::recurrent * d + unit;
+    RNNKERN_UNROLL
+    for (int g = from; g < to; ++g) {
+      const S rounded = device::narrow<S>(eq.dr[v][g]);
+      x[Tile::smem_offset(Tile::column(v), g, unit)] = rounded;
+      if (p.dr) to_dr[g * d] = rounded;
     }
     RNNKERN_UNROLL
+    for (int g = from; g < gates_of_u<Cell>(to); ++g) to_du[g * hidden] = device::narrow<S>(eq.du[v][g]);
+  }
+
+  RNNKERN_DEVICE void finish(int v, Equations& eq) {
+    eq.grad[v][0] += eq.scale[v] * eq.product[v];
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) own.carry[v][s] = eq.reset[v] ? A(0) : eq.grad[v][s];
+  }
+
+  RNNKERN_DEVICE void end() const {
+    RNNKERN_UNROLL
     for (int v = 0; v < values; ++v) {
-      if (Tile::unit(v) >= d || b[v] >= seq.batch) continue;
-      const int64_t element = int64_t(b[v]) * seq.hidden + head * d + Tile::unit(v);
+      if (Tile::unit(v) >= d || own.b[v] >= seq.batch) continue;
       RNNKERN_UNROLL
-      for (int s = 0; s < Cell::states; ++s) p.carry[s][element] = carry[v][s];
+      for (int s = 0; s < Cell::states; ++s) p.carry[s][element(v)] = own.carry[v][s];
       RNNKERN_UNROLL
-      for (int i = 0; i < Cell::params; ++i) p.dparams[i][element] += dparams[v][i];
+      for (int i = 0; i < Cell::params; ++i) p.dparams[i][element(v)] += own.dparams[v][i];
     }
   }
 };

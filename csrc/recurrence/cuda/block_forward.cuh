@@ -23,6 +23,21 @@ struct ForwardInput {
   }
 };
 
+// Stores the new state of one unit of one sequence, and what the backward needs: `element` and `first_saved` are the
+// unit's indices in tensors of H and of saved*H columns.
+template <class Cell, class S, class A>
+RNNKERN_DEVICE void store_step(const BlockForward<S>& p, S h, const A (&state)[Cell::states],
+                               const A (&save)[Cell::saved + 1], int64_t element, int64_t first_saved) {
+  p.h[element] = h;
+  RNNKERN_UNROLL
+  for (int s = 1; s < Cell::states; ++s) {
+    if (p.cells[s]) p.cells[s][element] = state[s];
+  }
+  if (Cell::saved == 0 || !p.saved) return;
+  RNNKERN_UNROLL
+  for (int i = 0; i < Cell::saved; ++i) p.saved[first_saved + i * int(p.sequence.hidden)] = save[i];
+}
+
 template <class Cell, class S, int D>
 struct BlockForwardKernel {
   using Problem = BlockForward<S>;
@@ -34,136 +49,161 @@ struct BlockForwardKernel {
   static constexpr int64_t shared_size = Tile::shared_size + buffers * Tile::x_size * sizeof(S);
 
   RNNKERN_DEVICE static void run(const Problem& p) {
-    const Sequence& seq = p.sequence;
-    const int d = int(seq.head_size());
-    const int heads = int(seq.heads), head = device::block() % heads, b0 = device::block() / heads * Tile::columns;
-    const int hidden = int(seq.hidden), first_unit = head * d;
-    device::SharedArena arena{device::shared_memory()};
-    char* memory = arena.alloc<char>(Tile::shared_size);
-    S* x = arena.alloc<S>(buffers * Tile::x_size);  // h of this step and the next; operand of a second product
-    S* operand = x + 2 * Tile::x_size;
-    for (int i = device::thread(); i < buffers * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
     Tile tile;
-    tile.load(matrix_of_head(p.R, head, Cell::recurrent, d), d, memory);
-    device::block_barrier();
+    Values own;
+    BlockForwardKernel thread(p, tile, own);
+    thread.run_steps();
+    thread.end();
+  }
 
+  // Of each unit and sequence of this thread.
+  struct Values {
     int b[values], length[values];
     A state[values][Cell::states], bias[values][Cell::recurrent], params[values][Cell::params + 1];
-    RNNKERN_UNROLL
-    for (int v = 0; v < values; ++v) {
-      const bool padding = Tile::unit(v) >= d;
-      b[v] = b0 + Tile::column(v);
-      length[v] = padding ? 0 : int(seq.length(b[v]));
-      const int unit = first_unit + Tile::unit(v);
-      const bool real = !padding && b[v] < seq.batch;
-      RNNKERN_UNROLL
-      for (int g = 0; g < Cell::recurrent; ++g) {
-        bias[v][g] = p.bias && !padding ? widen(p.bias[g * hidden + unit]) : A(0);
-      }
-      RNNKERN_UNROLL
-      for (int i = 0; i < Cell::params; ++i) params[v][i] = padding ? A(0) : widen(p.params[i][unit]);
-      RNNKERN_UNROLL
-      for (int s = 0; s < Cell::states; ++s) {
-        state[v][s] = real ? widen(p.state[s][int64_t(b[v]) * hidden + unit]) : A(0);
-      }
-      if (real) x[Tile::smem_offset(Tile::column(v), Tile::unit(v))] = device::narrow<S>(state[v][0]);
-    }
-    device::block_barrier();
-
-    const int steps = int(seq.length(b0));  // of the longest sequence of this block
-    const auto at = [&](int k) { return seq.reverse ? steps - 1 - k : k; };
-    int64_t row = steps ? seq.offset(at(0)) : 0, ahead = steps > 1 ? seq.offset(at(1)) : 0;
-    // row_offset(first, per) is the index of this thread's result 0 at the step whose first row is `first`, in a tensor
-    // with `per` times H columns; apart(v, per) is the distance from there to result v. This needs a single 64-bit
-    // product.
-    const auto row_offset = [&](int64_t first, int per) {
-      return (first + b[0]) * hidden * per + first_unit + Tile::unit(0);
-    };
-    const auto apart = [&](int v, int per) {
-      return (Tile::column(v) - Tile::column(0)) * per * hidden + Tile::unit(v) - Tile::unit(0);
-    };
     ForwardInput<Cell, S> input[values];
-    RNNKERN_UNROLL
-    for (int v = 0; v < values; ++v) {
-      const S* u = p.u + row_offset(row, Cell::gates) + apart(v, Cell::gates);
-      input[v].fetch(seq, u, at(0), b[v], steps && at(0) < length[v]);
-    }
+  };
 
+  // The quantities of a step.
+  struct Equations {
+    A r[values][Cell::recurrent], u[values][Cell::gates], save[values][Cell::saved + 1];
+    bool reset[values];
+  };
+
+  const Problem& p;
+  const Sequence& seq = p.sequence;
+  Tile& tile;
+  Values& own;
+  const int d = int(seq.head_size()), heads = int(seq.heads), head = device::block() % heads;
+  const int b0 = device::block() / heads * Tile::columns, hidden = int(seq.hidden), first_unit = head * d;
+  S *x, *operand;  // h of this step and the next; operand of a second product
+  int steps;       // of the longest sequence of this block
+
+  RNNKERN_DEVICE BlockForwardKernel(const Problem& p, Tile& tile, Values& own) : p(p), tile(tile), own(own) {
+    device::SharedArena arena{device::shared_memory()};
+    char* memory = arena.alloc<char>(Tile::shared_size);
+    x = arena.alloc<S>(buffers * Tile::x_size);
+    operand = x + 2 * Tile::x_size;
+    for (int i = device::thread(); i < buffers * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
+    tile.load(matrix_of_head(p.R, head, Cell::recurrent, d), d, memory);
+    device::block_barrier();
+    RNNKERN_UNROLL
+    for (int v = 0; v < values; ++v) begin(v);
+    device::block_barrier();
+    steps = int(seq.length(b0));
+  }
+
+  RNNKERN_DEVICE void begin(int v) {
+    const bool padding = Tile::unit(v) >= d;
+    const int b = b0 + Tile::column(v);
+    own.b[v] = b;
+    own.length[v] = padding ? 0 : int(seq.length(b));
+    const int unit = first_unit + Tile::unit(v);
+    const bool real = !padding && b < seq.batch;
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::recurrent; ++g) {
+      own.bias[v][g] = p.bias && !padding ? widen(p.bias[g * hidden + unit]) : A(0);
+    }
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::params; ++i) own.params[v][i] = padding ? A(0) : widen(p.params[i][unit]);
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) {
+      own.state[v][s] = real ? widen(p.state[s][int64_t(b) * hidden + unit]) : A(0);
+    }
+    if (real) x[place(v)] = device::narrow<S>(own.state[v][0]);
+  }
+
+  RNNKERN_DEVICE static int place(int v) { return Tile::smem_offset(Tile::column(v), Tile::unit(v)); }
+  RNNKERN_DEVICE int time(int k) const { return seq.reverse ? steps - 1 - k : k; }
+  RNNKERN_DEVICE int64_t first_row(int k) const { return k < steps ? seq.offset(time(k)) : 0; }
+
+  // The index of this thread's result 0 at the step whose first row is `first`, in a tensor with `per` times H columns;
+  // apart(v, per) is the distance from there to result v. This needs a single 64-bit product.
+  RNNKERN_DEVICE int64_t row_offset(int64_t first, int per) const {
+    return (first + own.b[0]) * hidden * per + first_unit + Tile::unit(0);
+  }
+  RNNKERN_DEVICE int apart(int v, int per) const {
+    return (Tile::column(v) - Tile::column(0)) * per * hidden + Tile::unit(v) - Tile::unit(0);
+  }
+
+  RNNKERN_DEVICE void run_steps() {
+    int64_t row = first_row(0), ahead = first_row(1);
+    RNNKERN_UNROLL
+    for (int v = 0; v < values; ++v) fetch(v, 0, p.u + row_offset(row, Cell::gates));
     const S* next_u = p.u + row_offset(ahead, Cell::gates);
     RNNKERN_ROLLED
     for (int k = 0; k < steps; ++k) {
-      const int t = at(k), next_t = at(k + 1);
-      const S* from = x + k % 2 * Tile::x_size;
-      S* to = x + (k + 1) % 2 * Tile::x_size;
-      A r[values][Cell::recurrent], u[values][Cell::gates], save[values][Cell::saved + 1];
-      bool reset[values];
-      tile.template multiply<0, Cell::first_gates>(from, r);
+      Equations eq;
+      tile.template multiply<0, Cell::first_gates>(x + k % 2 * Tile::x_size, eq.r);
       RNNKERN_UNROLL
       for (int v = 0; v < values; ++v) {
-        reset[v] = input[v].reset;
-        RNNKERN_UNROLL
-        for (int g = 0; g < Cell::gates; ++g) u[v][g] = widen(input[v].u[g]);
-        input[v].fetch(seq, next_u + apart(v, Cell::gates), next_t, b[v], k + 1 < steps && next_t < length[v]);
-        RNNKERN_UNROLL
-        for (int g = 0; g < Cell::first_gates; ++g) r[v][g] = bias[v][g] + (reset[v] ? A(0) : r[v][g]);
+        read(v, eq);
+        fetch(v, k + 1, next_u);
       }
-      const int64_t later = k + 2 < steps ? seq.offset(at(k + 2)) : 0;
+      const int64_t later = first_row(k + 2);
       if constexpr (Cell::two_products) {
         RNNKERN_UNROLL
-        for (int v = 0; v < values; ++v) {
-          A old[Cell::states], product;
-          RNNKERN_UNROLL
-          for (int s = 0; s < Cell::states; ++s) old[s] = reset[v] ? A(0) : state[v][s];
-          Cell::prepare(u[v], r[v], old, save[v], product);
-          if (Tile::unit(v) < d)
-            operand[Tile::smem_offset(Tile::column(v), Tile::unit(v))] = device::narrow<S>(product);
-        }
+        for (int v = 0; v < values; ++v) prepare(v, eq);
         device::block_barrier();
-        tile.template multiply<Cell::first_gates, Cell::recurrent>(operand, r);
-        RNNKERN_UNROLL
-        for (int v = 0; v < values; ++v) {
-          RNNKERN_UNROLL
-          for (int g = Cell::first_gates; g < Cell::recurrent; ++g) r[v][g] += bias[v][g];
-        }
+        tile.template multiply<Cell::first_gates, Cell::recurrent>(operand, eq.r);
       }
       RNNKERN_UNROLL
-      for (int v = 0; v < values; ++v) {
-        A old[Cell::states], next[Cell::states];
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) old[s] = reset[v] ? A(0) : state[v][s];
-        Cell::forward(u[v], r[v], old, params[v], next, save[v]);
-        const bool alive = t < length[v];
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) state[v][s] = alive ? next[s] : state[v][s];
-        const S h = device::narrow<S>(state[v][0]);
-        if (Tile::unit(v) < d) to[Tile::smem_offset(Tile::column(v), Tile::unit(v))] = h;
-        if (alive) {
-          const int64_t here = row_offset(row, 1) + apart(v, 1);
-          p.h[here] = h;
-          RNNKERN_UNROLL
-          for (int s = 1; s < Cell::states; ++s) {
-            if (p.cells[s]) p.cells[s][here] = state[v][s];
-          }
-          if constexpr (Cell::saved > 0) {
-            if (p.saved) {
-              A* saved = p.saved + row_offset(row, Cell::saved) + apart(v, Cell::saved);
-              RNNKERN_UNROLL
-              for (int i = 0; i < Cell::saved; ++i) saved[i * hidden] = save[v][i];
-            }
-          }
-        }
-      }
+      for (int v = 0; v < values; ++v) finish(v, k, row, eq);
       row = ahead;
       ahead = later;
       next_u = p.u + row_offset(ahead, Cell::gates);
       device::block_barrier();
     }
+  }
+
+  // `u` points to result 0 at step k.
+  RNNKERN_DEVICE void fetch(int v, int k, const S* u) {
+    own.input[v].fetch(seq, u + apart(v, Cell::gates), time(k), own.b[v], k < steps && time(k) < own.length[v]);
+  }
+
+  RNNKERN_DEVICE void read(int v, Equations& eq) const {
+    eq.reset[v] = own.input[v].reset;
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::gates; ++g) eq.u[v][g] = widen(own.input[v].u[g]);
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::first_gates; ++g) eq.r[v][g] = own.bias[v][g] + (eq.reset[v] ? A(0) : eq.r[v][g]);
+  }
+
+  RNNKERN_DEVICE void read_state(int v, bool reset, A (&old)[Cell::states]) const {
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) old[s] = reset ? A(0) : own.state[v][s];
+  }
+
+  RNNKERN_DEVICE void prepare(int v, Equations& eq) const {
+    A old[Cell::states], product;
+    read_state(v, eq.reset[v], old);
+    Cell::prepare(eq.u[v], eq.r[v], old, eq.save[v], product);
+    if (Tile::unit(v) < d) operand[place(v)] = device::narrow<S>(product);
+  }
+
+  RNNKERN_DEVICE void finish(int v, int k, int64_t row, Equations& eq) {
+    A old[Cell::states], next[Cell::states];
+    read_state(v, eq.reset[v], old);
+    RNNKERN_UNROLL
+    for (int g = Cell::first_gates; g < Cell::recurrent; ++g) eq.r[v][g] += own.bias[v][g];
+    Cell::forward(eq.u[v], eq.r[v], old, own.params[v], next, eq.save[v]);
+    const bool alive = time(k) < own.length[v];
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) own.state[v][s] = alive ? next[s] : own.state[v][s];
+    const S h = device::narrow<S>(own.state[v][0]);
+    if (Tile::unit(v) < d) x[(k + 1) % 2 * Tile::x_size + place(v)] = h;
+    if (alive) {
+      store_step<Cell>(p, h, own.state[v], eq.save[v], row_offset(row, 1) + apart(v, 1),
+                       row_offset(row, Cell::saved) + apart(v, Cell::saved));
+    }
+  }
+
+  RNNKERN_DEVICE void end() const {
     RNNKERN_UNROLL
     for (int v = 0; v < values; ++v) {
-      if (Tile::unit(v) >= d || b[v] >= seq.batch) continue;
+      if (Tile::unit(v) >= d || own.b[v] >= seq.batch) continue;
       RNNKERN_UNROLL
       for (int s = 0; s < Cell::states; ++s) {
-        p.final_state[s][int64_t(b[v]) * hidden + first_unit + Tile::unit(v)] = device::narrow<S>(state[v][s]);
+        p.final_state[s][int64_t(own.b[v]) * hidden + first_unit + Tile::unit(v)] = device::narrow<S>(own.state[v][s]);
       }
     }
   }

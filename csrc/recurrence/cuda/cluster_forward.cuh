@@ -11,6 +11,7 @@
 #pragma once
 
 #include "recurrence/cuda/block_forward.cuh"
+#include "recurrence/cuda/cluster_loop.cuh"
 #include "recurrence/cuda/cluster_tile.cuh"
 
 namespace rnnkern {
@@ -34,19 +35,182 @@ struct ClusterForwardKernel {
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     if constexpr (device::has_clusters) {
-      work(p);
+      Tile tile;
+      Values own;
+      ClusterForwardKernel thread(p, tile, own);
+      run_groups<groups>(thread);
     } else {
       device::trap();
     }
   }
 
-  // Sends this value, gathered from the lanes of neighbouring units, to every block. Called by whole warps.
-  RNNKERN_DEVICE static void give(int rank, int v, int n, A value, S* to, device::Mbarrier* on) {
+  // This thread's values of the running group.
+  struct Values {
+    int length[values];
+    A state[values][Cell::states];
+    ForwardInput<Cell, S> input[values];
+  };
+
+  const Problem& p;
+  const Sequence& seq = p.sequence;
+  ClusterPlace<Tile, units, groups> at;
+  Tile& tile;
+  Values& own;
+  char* all_sums;
+  S* all_x;  // of each group: h of even and of odd steps, and the operand of a second product
+  device::Mbarrier* all_arrived;
+  A* vector;            // (vectors, units)
+  A* waiting;           // the state of the group that is not running
+  int* waiting_length;  // and its lengths
+
+  // The quantities of one unit and sequence in a step.
+  struct Equations {
+    A u[Cell::gates] = {}, r[Cell::recurrent] = {}, old[Cell::states] = {}, save[Cell::saved + 1] = {};
+  };
+
+  RNNKERN_DEVICE ClusterForwardKernel(const Problem& p, Tile& tile, Values& own)
+      : p(p), at(seq, int(p.columns), cluster, Tile::columns), tile(tile), own(own) {
+    device::SharedArena arena{device::shared_memory()};
+    char* memory = arena.alloc<char>(Tile::shared_size);
+    all_sums = arena.alloc<char>(groups * Tile::sums_size);
+    all_x = arena.alloc<S>(groups * buffers * Tile::x_size);
+    all_arrived = arena.alloc<device::Mbarrier>(groups * buffers);
+    vector = arena.alloc<A>(vectors * units);
+    waiting = arena.alloc<A>(groups == 2 ? values * Cell::states * threads : 0) + device::thread();
+    waiting_length = arena.alloc<int>(groups == 2 ? values * threads : 0) + device::thread();
+    for (int i = device::thread(); i < groups * buffers * Tile::x_size; i += threads) {
+      all_x[i] = S{};  // padding is multiplied too
+    }
+    load_vectors();
+    tile.load(p.R, at.hidden, at.rank, memory);
+    begin_exchanges(all_arrived, groups * buffers, [&](int k) { return bytes(k / buffers); });
+    device::block_barrier();
+    load_h();
+    at.set_steps([&](int g) { return at.longest(g); });
+  }
+
+  RNNKERN_DEVICE void load_vectors() const {
+    for (int i = device::thread(); i < vectors * units; i += threads) {
+      const int unit = at.rank * units + i % units, k = i / units;
+      const S* from = k >= Cell::recurrent ? p.params[k - Cell::recurrent] : p.bias ? p.bias + k * at.hidden : nullptr;
+      vector[i] = from && unit < at.hidden ? widen(from[unit]) : A(0);
+    }
+  }
+
+  RNNKERN_DEVICE void load_h() const {
+    for (int i = device::thread(); i < at.n * at.hidden; i += threads) {
+      const int column = i / at.hidden, unit = i % at.hidden, second = column >= at.half;
+      const S h = p.state[0][(int64_t(at.b0) + column) * at.hidden + unit];
+      all_x[second * buffers * Tile::x_size + Tile::smem_offset(column - second * at.half, unit)] =
+          multiplied<M>(widen(h));
+    }
+  }
+
+  RNNKERN_DEVICE int bytes(int g) const { return at.count(g) * D * int(sizeof(S)); }
+  RNNKERN_DEVICE S* x(int buffer) const { return all_x + (at.g * buffers + buffer) * Tile::x_size; }
+  RNNKERN_DEVICE device::Mbarrier* arrived(int buffer) const { return all_arrived + at.g * buffers + buffer; }
+  RNNKERN_DEVICE int time(int k) const { return seq.reverse ? at.steps() - 1 - k : k; }
+
+  RNNKERN_DEVICE void begin() {
+    RNNKERN_UNROLL
+    for (int v = 0; v < values; ++v) {
+      own.length[v] = at.length(v);
+      RNNKERN_UNROLL
+      for (int s = 0; s < Cell::states; ++s) own.state[v][s] = at.real(v) ? widen(p.state[s][at.element(v)]) : A(0);
+    }
+  }
+
+  RNNKERN_DEVICE void change(int to) {
+    at.g = to;
+    RNNKERN_UNROLL
+    for (int v = 0; v < values; ++v) {
+      swap(own.length[v], waiting_length[v * threads]);
+      RNNKERN_UNROLL
+      for (int s = 0; s < Cell::states; ++s) swap(own.state[v][s], waiting[(v * Cell::states + s) * threads]);
+    }
+  }
+
+  RNNKERN_DEVICE void fetch(int k) {
+    if (k >= at.steps()) return;
+    const int t = time(k);
+    RNNKERN_UNROLL
+    for (int v = 0; v < values; ++v) {
+      const int64_t row = seq.offset(t) + at.sequence(v);
+      own.input[v].fetch(seq, p.u + row * Cell::gates * at.hidden + at.unit(v), t, at.sequence(v), t < own.length[v]);
+    }
+  }
+
+  RNNKERN_DEVICE void step(int k) {
+    const int n = at.count();
+    Equations eq[values];
+    if (k > 0) receive(arrived(k % 2), (k - 1) / 2 % 2, bytes(at.g));
+    tile.use(all_sums + at.g * Tile::sums_size);
+    tile.template multiply<0, Cell::first_gates>(x(k % 2), n);
+    RNNKERN_UNROLL
+    for (int v = 0; v < values; ++v) {
+      if (Tile::idle(v, n)) continue;
+      read(v, eq[v]);
+      if constexpr (Cell::two_products) {
+        A operand;
+        Cell::prepare(eq[v].u, eq[v].r, eq[v].old, eq[v].save, operand);
+        send(v, at.real(v) ? operand : A(0), x(2), arrived(2));
+      } else {
+        finish(v, k, eq[v]);
+      }
+    }
+    if constexpr (Cell::two_products) {
+      receive(arrived(2), k % 2, bytes(at.g));
+      tile.template multiply<Cell::first_gates, Cell::recurrent>(x(2), n);
+      RNNKERN_UNROLL
+      for (int v = 0; v < values; ++v) {
+        if (!Tile::idle(v, n)) finish(v, k, eq[v]);
+      }
+    }
+  }
+
+  RNNKERN_DEVICE void read(int v, Equations& eq) const {
+    const bool reset = own.input[v].reset;
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::gates; ++i) eq.u[i] = widen(own.input[v].u[i]);
+    tile.template result<0, Cell::first_gates>(v, eq.r);
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::first_gates; ++i) {
+      eq.r[i] = vector[i * units + Tile::unit(v)] + (reset ? A(0) : eq.r[i]);
+    }
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) eq.old[s] = reset ? A(0) : own.state[v][s];
+  }
+
+  RNNKERN_DEVICE void finish(int v, int k, Equations& eq) {
+    const int t = time(k), next = (k + 1) % 2;
+    const bool alive = t < own.length[v];
+    A now[Cell::states], params[Cell::params + 1];
+    if constexpr (Cell::two_products) {
+      tile.template result<Cell::first_gates, Cell::recurrent>(v, eq.r);
+      RNNKERN_UNROLL
+      for (int i = Cell::first_gates; i < Cell::recurrent; ++i) eq.r[i] += vector[i * units + Tile::unit(v)];
+    }
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::params; ++i) params[i] = vector[(Cell::recurrent + i) * units + Tile::unit(v)];
+    Cell::forward(eq.u, eq.r, eq.old, params, now, eq.save);
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) own.state[v][s] = alive ? now[s] : own.state[v][s];
+    // First, since the other blocks wait for it.
+    if (k + 1 < at.steps()) send(v, own.state[v][0], x(next), arrived(next));
+    if (alive && Tile::writes()) {
+      const int64_t row = seq.offset(t) + at.sequence(v);
+      store_step<Cell>(p, device::narrow<S>(own.state[v][0]), own.state[v], eq.save, row * at.hidden + at.unit(v),
+                       row * Cell::saved * at.hidden + at.unit(v));
+    }
+  }
+
+  // Sends value v, gathered from the lanes of neighbouring units, to a buffer of every block. Called by whole warps.
+  RNNKERN_DEVICE void send(int v, A value, S* to, device::Mbarrier* on) const {
     constexpr int group = 16 / sizeof(S);
     const device::Word16 word = Tile::gather(multiplied<M>(value));
     device::warp_barrier();  // all lanes have read sums, which are overwritten when words of the others have arrived
-    if (Tile::column(v) >= n) return;
-    S* target = to + Tile::smem_offset(Tile::column(v), rank * units + Tile::unit(v) / group * group);
+    if (Tile::column(v) >= at.count()) return;
+    S* target = to + Tile::smem_offset(Tile::column(v), at.rank * units + Tile::unit(v) / group * group);
     RNNKERN_UNROLL
     for (int k = 0; k < cluster; k += Tile::members) {
       const int other = k + Tile::member();
@@ -54,188 +218,13 @@ struct ClusterForwardKernel {
     }
   }
 
-  RNNKERN_DEVICE static void work(const Problem& p) {
-    const Sequence& seq = p.sequence;
-    const int hidden = int(seq.hidden), rank = device::cluster_rank(), first_unit = rank * units;
-    const ClusterGroups rows(seq, int(p.columns), cluster, Tile::columns);
-    device::SharedArena arena{device::shared_memory()};
-    char* memory = arena.alloc<char>(Tile::shared_size);
-    char* sums = arena.alloc<char>(groups * Tile::sums_size);
-    // For each group: h of this step and of the next, and the operand of a second product.
-    S* all_x = arena.alloc<S>(groups * buffers * Tile::x_size);
-    auto* all_arrived = arena.alloc<device::Mbarrier>(groups * buffers);
-    A* vector = arena.alloc<A>(vectors * units);
-    // The register values of the group that is not running.
-    A* waiting = arena.alloc<A>(groups == 2 ? values * Cell::states * threads : 0) + device::thread();
-    int* waiting_length = arena.alloc<int>(groups == 2 ? values * threads : 0) + device::thread();
-    for (int i = device::thread(); i < groups * buffers * Tile::x_size; i += threads) {
-      all_x[i] = S{};  // padding is multiplied too
-    }
-    for (int i = device::thread(); i < vectors * units; i += threads) {
-      const int unit = first_unit + i % units, k = i / units;
-      const S* from = k >= Cell::recurrent ? p.params[k - Cell::recurrent] : p.bias ? p.bias + k * hidden : nullptr;
-      vector[i] = from && unit < hidden ? widen(from[unit]) : A(0);
-    }
-    Tile tile;
-    tile.load(p.R, hidden, rank, memory);
-    const auto bytes = [&](int g) { return rows.count(g) * D * int(sizeof(S)); };
-    if (device::thread() == 0) {
-      for (int k = 0; k < groups * buffers; ++k) device::init(all_arrived + k, 1);
-      device::init_fence();
-      for (int k = 0; k < groups * buffers; ++k) device::expect(all_arrived + k, bytes(k / buffers));
-    }
-    device::block_barrier();
-    for (int i = device::thread(); i < rows.n * hidden; i += threads) {
-      const int column = i / hidden, second = column >= rows.half;
-      const S h = p.state[0][(int64_t(rows.b0) + column) * hidden + i % hidden];
-      all_x[second * buffers * Tile::x_size + Tile::smem_offset(column - second * rows.half, i % hidden)] =
-          multiplied<M>(widen(h));
-    }
-
-    int g = 0;  // the running group
-    const auto unit = [&](int v) { return first_unit + Tile::unit(v); };
-    const auto sequence = [&](int v) { return rows.first(g) + Tile::column(v); };
-    const auto real = [&](int v) { return unit(v) < hidden && Tile::column(v) < rows.count(g); };
-    int length[values];
-    A state[values][Cell::states];
-    const auto begin = [&] {
+  RNNKERN_DEVICE void end() const {
+    RNNKERN_UNROLL
+    for (int v = 0; v < values; ++v) {
+      if (!at.real(v) || !Tile::writes()) continue;
       RNNKERN_UNROLL
-      for (int v = 0; v < values; ++v) {
-        length[v] = real(v) ? int(seq.length(sequence(v))) : 0;
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) {
-          state[v][s] = real(v) ? widen(p.state[s][int64_t(sequence(v)) * hidden + unit(v)]) : A(0);
-        }
-      }
-    };
-    const auto change = [&](int to) {
-      g = to;
-      RNNKERN_UNROLL
-      for (int v = 0; v < values; ++v) {
-        swap(length[v], waiting_length[v * threads]);
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) swap(state[v][s], waiting[(v * Cell::states + s) * threads]);
-      }
-    };
-    if constexpr (groups == 2) {
-      g = 1;
-      begin();
-      change(0);
+      for (int s = 0; s < Cell::states; ++s) p.final_state[s][at.element(v)] = device::narrow<S>(own.state[v][s]);
     }
-    begin();
-    device::cluster_barrier();  // no block sends before all mbarriers are initialised
-
-    const int steps0 = rows.longest(0), steps1 = groups == 2 ? rows.longest(1) : 0;
-    const auto steps = [&] { return groups == 2 && g ? steps1 : steps0; };
-    const auto at = [&](int k) { return seq.reverse ? steps() - 1 - k : k; };
-    ForwardInput<Cell, S> input[values];
-    const auto fetch = [&](int k) {
-      if (k >= steps()) return;
-      RNNKERN_UNROLL
-      for (int v = 0; v < values; ++v) {
-        const int64_t row = seq.offset(at(k)) + sequence(v);
-        input[v].fetch(seq, p.u + row * Cell::gates * hidden + unit(v), at(k), sequence(v), at(k) < length[v]);
-      }
-    };
-    fetch(0);
-
-    RNNKERN_ROLLED
-    for (int k = 0; k < steps0;) {
-      const int n = rows.count(g);
-      S* x = all_x + g * buffers * Tile::x_size;
-      device::Mbarrier* arrived = all_arrived + g * buffers;
-      A u[values][Cell::gates] = {}, r[values][Cell::recurrent] = {}, old[values][Cell::states] = {};
-      A save[values][Cell::saved + 1] = {};
-      // Sends h before everything else, since the other blocks wait for it.
-      const auto finish = [&](int v) {
-        const int t = at(k), next = (k + 1) % 2;
-        const bool alive = t < length[v];
-        A now[Cell::states], params[Cell::params + 1];
-        RNNKERN_UNROLL
-        for (int i = 0; i < Cell::params; ++i) params[i] = vector[(Cell::recurrent + i) * units + Tile::unit(v)];
-        Cell::forward(u[v], r[v], old[v], params, now, save[v]);
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) state[v][s] = alive ? now[s] : state[v][s];
-        if (k + 1 < steps()) give(rank, v, n, state[v][0], x + next * Tile::x_size, arrived + next);
-        if (alive && Tile::writes()) {
-          const int64_t row = seq.offset(t) + sequence(v);
-          p.h[row * hidden + unit(v)] = device::narrow<S>(state[v][0]);
-          RNNKERN_UNROLL
-          for (int s = 1; s < Cell::states; ++s) {
-            if (p.cells[s]) p.cells[s][row * hidden + unit(v)] = state[v][s];
-          }
-          if constexpr (Cell::saved > 0) {
-            if (p.saved) {
-              A* saved = p.saved + row * Cell::saved * hidden + unit(v);
-              RNNKERN_UNROLL
-              for (int i = 0; i < Cell::saved; ++i) saved[i * hidden] = save[v][i];
-            }
-          }
-        }
-      };
-      if (k > 0) {
-        device::wait(arrived + k % 2, (k - 1) / 2 % 2);
-        if (device::thread() == 0) device::expect(arrived + k % 2, bytes(g));
-      }
-      tile.use(sums + g * Tile::sums_size);
-      tile.template multiply<0, Cell::first_gates>(x + k % 2 * Tile::x_size, n);
-      RNNKERN_UNROLL
-      for (int v = 0; v < values; ++v) {
-        if (Tile::idle(v, n)) continue;
-        const bool reset = input[v].reset;
-        RNNKERN_UNROLL
-        for (int i = 0; i < Cell::gates; ++i) u[v][i] = widen(input[v].u[i]);
-        tile.template result<0, Cell::first_gates>(v, r[v]);
-        RNNKERN_UNROLL
-        for (int i = 0; i < Cell::first_gates; ++i) {
-          r[v][i] = vector[i * units + Tile::unit(v)] + (reset ? A(0) : r[v][i]);
-        }
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) old[v][s] = reset ? A(0) : state[v][s];
-        if constexpr (Cell::two_products) {
-          A operand;
-          Cell::prepare(u[v], r[v], old[v], save[v], operand);
-          give(rank, v, n, real(v) ? operand : A(0), x + 2 * Tile::x_size, arrived + 2);
-        } else {
-          finish(v);
-        }
-      }
-      if constexpr (Cell::two_products) {
-        device::wait(arrived + 2, k % 2);
-        if (device::thread() == 0) device::expect(arrived + 2, bytes(g));
-        tile.template multiply<Cell::first_gates, Cell::recurrent>(x + 2 * Tile::x_size, n);
-        RNNKERN_UNROLL
-        for (int v = 0; v < values; ++v) {
-          if (Tile::idle(v, n)) continue;
-          tile.template result<Cell::first_gates, Cell::recurrent>(v, r[v]);
-          RNNKERN_UNROLL
-          for (int i = Cell::first_gates; i < Cell::recurrent; ++i) r[v][i] += vector[i * units + Tile::unit(v)];
-          finish(v);
-        }
-      }
-      const bool second = groups == 2 && g == 0 && k < steps1;
-      k += !second;
-      if constexpr (groups == 2) {
-        if (second != g) change(second);
-      }
-      fetch(k);
-    }
-    const auto end = [&] {
-      RNNKERN_UNROLL
-      for (int v = 0; v < values; ++v) {
-        if (!real(v) || !Tile::writes()) continue;
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) {
-          p.final_state[s][int64_t(sequence(v)) * hidden + unit(v)] = device::narrow<S>(state[v][s]);
-        }
-      }
-    };
-    end();
-    if constexpr (groups == 2) {
-      change(1);
-      end();
-    }
-    device::cluster_barrier();  // no block exits while others may still send to it
   }
 };
 

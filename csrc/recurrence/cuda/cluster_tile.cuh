@@ -36,32 +36,6 @@ constexpr int cluster_blocks(int D) {
 
 RNNKERN_HOST_DEVICE constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-constexpr int64_t cluster_memory = 227 * 1024;  // shared memory of a block, with compute capability 9.0 and 10.0
-
-// The sequences of a cluster. If they are more than a tile takes at once, they form two groups, which alternate within
-// a step, so that the exchange of one overlaps with the product of the other. The second group never has more steps.
-struct ClusterGroups {
-  const Sequence& seq;
-  int b0, n, half;  // the cluster's first sequence, how many it has, and how many of them are in the first group
-
-  RNNKERN_DEVICE ClusterGroups(const Sequence& seq, int columns, int cluster, int at_once) : seq(seq) {
-    b0 = device::block() / cluster * columns;
-    const int left = int(seq.batch) - b0;
-    n = left < columns ? left : columns;
-    half = n > at_once ? (n + 1) / 2 : n;
-  }
-  RNNKERN_DEVICE int first(int g) const { return b0 + g * half; }
-  RNNKERN_DEVICE int count(int g) const { return g ? n - half : half; }
-  RNNKERN_DEVICE int longest(int g) const { return count(g) ? int(seq.length(first(g))) : 0; }
-};
-
-template <class T>
-RNNKERN_DEVICE void swap(T& x, T& y) {
-  const T before = x;
-  x = y;
-  y = before;
-}
-
 template <class Cell, class M, int D>
 struct ClusterShape {
   static constexpr int blocks = cluster_blocks<M>(D), units = D / blocks, gates = Cell::recurrent;

@@ -49,166 +49,200 @@ struct GridBackwardKernel {
   }
 
   RNNKERN_DEVICE static void run(const Problem& problem) {
-    const BlockBackward<S>& p = problem.call;
-    const GridSize& size = problem.size;
-    const Sequence& seq = p.sequence;
-    const Memory memory(device::shared_memory(), size);
-    const int hidden = int(seq.hidden), first_unit = device::block() % size.members * units;
-    const GridPlace at(seq, size, first_unit + Thread::unit(), Thread::column(), memory.lengths);
+    Last last_product;
+    First first_product;
+    Values own;
+    GridBackwardKernel thread(problem, last_product, first_product, own);
+    thread.begin();
+    run_items<S>(thread);
+    thread.end();
+  }
+
+  // Of this thread's unit.
+  struct Values {
+    A params[Cell::params + 1] = {};
+    Input input{};
+  };
+
+  // The quantities of one unit and sequence in a step.
+  struct Equations {
+    A save[Cell::saved + 1], old[Cell::states], next[Cell::states], grad[Cell::states];
+    A du[Cell::gates] = {}, dr[Cell::recurrent] = {};
+    A scale = 1;
+    bool alive = false, reset = false;
+  };
+
+  // The first rows of a step and of the step before it, which may lie outside the range.
+  struct Rows {
+    int64_t here, before;
+  };
+
+  const Problem& problem;
+  const BlockBackward<S>& p = problem.call;
+  const Sequence& seq = p.sequence;
+  const GridSize& size = problem.size;
+  const Memory memory;
+  const int hidden = int(seq.hidden), first_unit = device::block() % size.members * units;
+  const GridPlace at;
+  Last& last_product;
+  First& first_product;
+  Values& own;
+  const int first = int(p.first);  // the first step of the range
+  const int64_t origin = seq.offset(p.first);
+  A *const carry = memory.carry + device::thread(), *const dparams = memory.dparams + device::thread();
+  float* partials = memory.partials;
+
+  RNNKERN_DEVICE GridBackwardKernel(const Problem& problem, Last& last_product, First& first_product, Values& own)
+      : problem(problem),
+        memory(device::shared_memory(), size),
+        at(seq, size, first_unit + Thread::unit(), Thread::column(), memory.lengths),
+        last_product(last_product),
+        first_product(first_product),
+        own(own) {
     // A slice holds the units of one member in one gate.
     const auto weight = [&](int slice, int unit, int i) {
       const int gate = slice / size.members, row = slice % size.members * units + i, column = first_unit + unit;
       return row < hidden && column < hidden ? p.R[(gate * hidden + row) * hidden + column] : S{};
     };
-    Last last_product;
     last_product.load(memory.last, last_gates * size.members, [&](int, int unit, int slice, int i) {
       return weight(last_first * size.members + slice, unit, i);
     });
-    First first_product;
     if constexpr (Cell::two_products) {
       first_product.load(memory.first, last_first * size.members,
                          [&](int, int unit, int slice, int i) { return weight(slice, unit, i); });
     }
     device::block_barrier();
+  }
 
-    const int begin = int(p.first), end = begin + int(p.steps);
-    const auto last = [&](int set) { return at.longest(set) < end ? at.longest(set) : end; };
-    const auto steps = [&](int set) { return last(set) > begin ? last(set) - begin : 0; };
-    const auto time = [&](GridItem item) { return seq.reverse ? begin + item.step : last(item.set) - 1 - item.step; };
-    const auto words_of = [&](int gate, int step, int set) {
-      const int64_t row = ((at.group * 2 + step % 2) * size.sets + set) * Cell::recurrent + gate;
-      return problem.words + row * size.members * member_words;
-    };
+  RNNKERN_DEVICE int last(int set) const {
+    const int end = first + int(p.steps);
+    return at.longest(set) < end ? at.longest(set) : end;
+  }
+  RNNKERN_DEVICE int steps(int set) const { return last(set) > first ? last(set) - first : 0; }
+  RNNKERN_DEVICE int time(GridItem item) const {
+    return seq.reverse ? first + item.step : last(item.set) - 1 - item.step;
+  }
+  RNNKERN_DEVICE int before(int t) const { return t + (seq.reverse ? 1 : -1); }
+  RNNKERN_DEVICE A* carry_of(int set) const { return carry + set * Cell::states * Thread::count; }
+  RNNKERN_DEVICE A* dparams_of(int set) const { return dparams + set * Cell::params * Thread::count; }
 
-    A params[Cell::params + 1] = {};
-    A *carry = memory.carry + device::thread(), *dparams = memory.dparams + device::thread();
-    if (Thread::has()) {
+  // The words of all members with dr of a gate.
+  RNNKERN_DEVICE device::Word16* words_of(int gate, GridItem item) const {
+    const int64_t row = ((at.group * 2 + item.step % 2) * size.sets + item.set) * Cell::recurrent + gate;
+    return problem.words + row * size.members * member_words;
+  }
+
+  RNNKERN_DEVICE void begin() {
+    if (!Thread::has()) return;
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::params; ++i) own.params[i] = at.unit < hidden ? widen(p.params[i][at.unit]) : A(0);
+    for (int set = 0; set < at.sets; ++set) {
       RNNKERN_UNROLL
-      for (int i = 0; i < Cell::params; ++i) params[i] = at.unit < hidden ? widen(p.params[i][at.unit]) : A(0);
-      for (int set = 0; set < at.sets; ++set) {
-        const int64_t element = int64_t(at.sequence(set)) * hidden + at.unit;
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) {
-          carry[(set * Cell::states + s) * Thread::count] = at.real(set) ? p.carry[s][element] : A(0);
-        }
-        RNNKERN_UNROLL
-        for (int i = 0; i < Cell::params; ++i) dparams[(set * Cell::params + i) * Thread::count] = A(0);
+      for (int s = 0; s < Cell::states; ++s) {
+        carry_of(set)[s * Thread::count] = at.real(set) ? p.carry[s][at.element(set)] : A(0);
       }
+      RNNKERN_UNROLL
+      for (int i = 0; i < Cell::params; ++i) dparams_of(set)[i * Thread::count] = A(0);
     }
+  }
 
-    // Inputs are loaded one item ahead. The rows where they start are loaded two items ahead: that of the step, and
-    // that of the state before it, which may lie outside the range.
-    struct Rows {
-      int64_t here, before;
-    };
-    const auto rows_of = [&](GridItem item) {
-      if (item.step >= steps(item.set)) return Rows{0, 0};
-      const int before = time(item) + (seq.reverse ? 1 : -1);
-      return Rows{seq.offset(time(item)), before >= 0 && before < seq.count ? seq.offset(before) : 0};
-    };
-    const int64_t origin = seq.offset(p.first);
-    Input input{};
-    const auto fetch = [&](GridItem item, const Rows& rows) {
-      const int t = time(item), before = t + (seq.reverse ? 1 : -1), b = at.sequence(item.set);
-      if (item.step >= steps(item.set) || t >= at.length(item.set)) return;
-      input.fetch_after(p, before >= 0 && before < at.length(item.set) ? rows.before + b : -1, t, rows.here + b,
-                        rows.here + b - origin, b, 0, at.unit, hidden);
-    };
-    GridItem item{0, 0}, next = GridPlace::after(item, steps);
-    Rows rows = rows_of(item), ahead = rows_of(next);
-    if (Thread::has()) fetch(item, rows);
-    float* partials = memory.partials;
-    const auto swap = [&] {
-      partials = partials == memory.partials ? memory.partials + Partials::size(1) : memory.partials;
-    };
-    RNNKERN_ROLLED
-    while (item.step < steps(0)) {
-      const GridItem latest = GridPlace::after(next, steps);
-      const Rows later = rows_of(latest);
-      const uint32_t tag = uint32_t(item.step) + 1;
-      const int b = at.sequence(item.set);
-      A save[Cell::saved + 1], old[Cell::states], grad[Cell::states], du[Cell::gates] = {}, dr[Cell::recurrent] = {};
-      A* own = carry + item.set * Cell::states * Thread::count;
-      A scale = 1;
-      bool alive = false, reset = false;
-      const int64_t row = rows.here + b;
-      // Stores the gradients of gates from..to-1, in memory and for the other members.
-      const auto give = [&](int from, int to) {
-        RNNKERN_UNROLL
-        for (int g = 0; g < Cell::recurrent; ++g) {
-          if (g < from || g >= to) continue;
-          const S rounded = device::narrow<S>(dr[g]);
-          publish(words_of(g, item.step, item.set) + at.member * member_words, rounded, tag);
-          if (alive && p.dr) p.dr[((row - origin) * Cell::recurrent + g) * hidden + at.unit] = rounded;
-        }
-        RNNKERN_UNROLL
-        for (int g = 0; g < Cell::gates; ++g) {
-          if (g < from || g >= gates_of_u<Cell>(to) || !alive) continue;
-          p.du[(row * Cell::gates + g) * hidden + at.unit] = device::narrow<S>(du[g]);
-        }
-      };
-      if (Thread::has()) {
-        A new_state[Cell::states];
-        alive = time(item) < at.length(item.set);
-        input.states(old, new_state);
-        RNNKERN_UNROLL
-        for (int i = 0; i < Cell::saved; ++i) save[i] = input.save[i];
-        reset = input.reset;
-        scale = p.grad_scale ? widen(input.scale) : A(1);
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) grad[s] = own[s * Thread::count];
-        grad[0] += widen(input.grad_h);
-        fetch(next, ahead);
-        if (alive) {
-          A own_dparams[Cell::params + 1] = {};
-          Cell::backward(save, old, new_state, params, grad, du, dr, own_dparams);
-          RNNKERN_UNROLL
-          for (int i = 0; i < Cell::params; ++i) {
-            dparams[(item.set * Cell::params + i) * Thread::count] += own_dparams[i];
-          }
-        }
-        give(last_first, Cell::recurrent);
-      }
-      last_product.multiply(words_of(last_first, item.step, item.set), tag, memory.scratch, partials);
-      device::block_barrier();
-      A product = Thread::has() ? Partials::sum(partials, 1, 0) : A(0);
-      swap();
-      if constexpr (Cell::two_products) {
-        if (Thread::has()) {
-          if (alive) {
-            A operand;
-            Cell::prepare_backward(save, old, scale * product, grad, du, dr, operand);
-            p.operand[(row - origin) * hidden + at.unit] = device::narrow<S>(operand);
-          }
-          give(0, last_first);
-        }
-        first_product.multiply(words_of(0, item.step, item.set), tag, memory.scratch, partials);
-        device::block_barrier();
-        product = Thread::has() ? Partials::sum(partials, 1, 0) : A(0);
-        swap();
-      }
-      if (alive) {
-        grad[0] += scale * product;
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) own[s * Thread::count] = reset ? A(0) : grad[s];
-      }
-      item = next;
-      next = latest;
-      rows = ahead;
-      ahead = later;
+  RNNKERN_DEVICE Rows rows_of(GridItem item) const {
+    if (item.step >= steps(item.set)) return {0, 0};
+    const int t = time(item), early = before(t);
+    return {seq.offset(t), early >= 0 && early < seq.count ? seq.offset(early) : 0};
+  }
+
+  RNNKERN_DEVICE void fetch(GridItem item, const Rows& rows) {
+    const int t = time(item), early = before(t), b = at.sequence(item.set), length = at.length(item.set);
+    if (item.step >= steps(item.set) || t >= length) return;
+    own.input.fetch_after(p, early >= 0 && early < length ? rows.before + b : -1, t, rows.here + b,
+                          rows.here + b - origin, b, 0, at.unit, hidden);
+  }
+
+  RNNKERN_DEVICE void step(GridItem item, const Rows& rows, GridItem next, const Rows& ahead) {
+    const int64_t row = rows.here + at.sequence(item.set);
+    Equations eq;
+    if (Thread::has()) {
+      read(item, eq);
+      fetch(next, ahead);
+      if (eq.alive) backward(item, eq);
+      send<last_first, Cell::recurrent>(item, row, eq);
     }
+    A product = multiply<last_first>(last_product, item);
+    if constexpr (Cell::two_products) {
+      if (Thread::has()) {
+        if (eq.alive) {
+          A operand;
+          Cell::prepare_backward(eq.save, eq.old, eq.scale * product, eq.grad, eq.du, eq.dr, operand);
+          p.operand[(row - origin) * hidden + at.unit] = device::narrow<S>(operand);
+        }
+        send<0, last_first>(item, row, eq);
+      }
+      product = multiply<0>(first_product, item);
+    }
+    if (eq.alive) finish(item, product, eq);
+  }
+
+  RNNKERN_DEVICE void read(GridItem item, Equations& eq) const {
+    eq.alive = time(item) < at.length(item.set);
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::saved; ++i) eq.save[i] = own.input.save[i];
+    eq.reset = own.input.reset;
+    eq.scale = p.grad_scale ? widen(own.input.scale) : A(1);
+    own.input.states(eq.old, eq.next);
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) eq.grad[s] = carry_of(item.set)[s * Thread::count];
+    eq.grad[0] += widen(own.input.grad_h);
+  }
+
+  RNNKERN_DEVICE void backward(GridItem item, Equations& eq) const {
+    A added[Cell::params + 1] = {};
+    Cell::backward(eq.save, eq.old, eq.next, own.params, eq.grad, eq.du, eq.dr, added);
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::params; ++i) dparams_of(item.set)[i * Thread::count] += added[i];
+  }
+
+  // Stores the gradients of gates from..to-1, in memory and for the other members.
+  template <int from, int to>
+  RNNKERN_DEVICE void send(GridItem item, int64_t row, const Equations& eq) const {
+    RNNKERN_UNROLL
+    for (int g = from; g < to; ++g) {
+      const S rounded = device::narrow<S>(eq.dr[g]);
+      publish(words_of(g, item) + at.member * member_words, rounded, tag_of(item));
+      if (eq.alive && p.dr) p.dr[((row - origin) * Cell::recurrent + g) * hidden + at.unit] = rounded;
+    }
+    RNNKERN_UNROLL
+    for (int g = from; g < gates_of_u<Cell>(to); ++g) {
+      if (eq.alive) p.du[(row * Cell::gates + g) * hidden + at.unit] = device::narrow<S>(eq.du[g]);
+    }
+  }
+
+  // The product of this thread's unit and column with dr of the gates from `gate` on.
+  template <int gate, class Product>
+  RNNKERN_DEVICE A multiply(const Product& with, GridItem item) {
+    with.multiply(words_of(gate, item), tag_of(item), memory.scratch, partials);
+    device::block_barrier();
+    const A product = Thread::has() ? Partials::sum(partials, 1, 0) : A(0);
+    partials = partials == memory.partials ? memory.partials + Partials::size(1) : memory.partials;
+    return product;
+  }
+
+  RNNKERN_DEVICE void finish(GridItem item, A product, Equations& eq) const {
+    eq.grad[0] += eq.scale * product;
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) {
+      carry_of(item.set)[s * Thread::count] = eq.reset ? A(0) : eq.grad[s];
+    }
+  }
+
+  RNNKERN_DEVICE void end() const {
     if (!Thread::has()) return;
     for (int set = 0; set < at.sets; ++set) {
       if (!at.real(set)) continue;
-      const int64_t element = int64_t(at.sequence(set)) * hidden + at.unit;
       RNNKERN_UNROLL
-      for (int s = 0; s < Cell::states; ++s) {
-        p.carry[s][element] = carry[(set * Cell::states + s) * Thread::count];
-      }
+      for (int s = 0; s < Cell::states; ++s) p.carry[s][at.element(set)] = carry_of(set)[s * Thread::count];
       RNNKERN_UNROLL
-      for (int i = 0; i < Cell::params; ++i) {
-        p.dparams[i][element] += dparams[(set * Cell::params + i) * Thread::count];
-      }
+      for (int i = 0; i < Cell::params; ++i) p.dparams[i][at.element(set)] += dparams_of(set)[i * Thread::count];
     }
   }
 };

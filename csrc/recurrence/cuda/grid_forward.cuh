@@ -47,147 +47,173 @@ struct GridForwardKernel {
   }
 
   RNNKERN_DEVICE static void run(const Problem& problem) {
-    const BlockForward<S>& p = problem.call;
-    const GridSize& size = problem.size;
-    const Sequence& seq = p.sequence;
-    const Memory memory(device::shared_memory(), size);
-    const int hidden = int(seq.hidden), first_unit = device::block() % size.members * units;
-    const GridPlace at(seq, size, first_unit + Thread::unit(), Thread::column(), memory.lengths);
+    First first;
+    Second second;
+    Values own;
+    GridForwardKernel thread(problem, first, second, own);
+    thread.begin();
+    run_items<S>(thread);
+    thread.end();
+  }
+
+  // Of this thread's unit.
+  struct Values {
+    A bias[Cell::recurrent] = {}, params[Cell::params + 1] = {};
+    ForwardInput<Cell, S> input{};
+  };
+
+  // The quantities of one unit and sequence in a step.
+  struct Equations {
+    A u[Cell::gates], r[Cell::recurrent], save[Cell::saved + 1], old[Cell::states];
+    bool reset = false, alive = false;
+  };
+
+  const Problem& problem;
+  const BlockForward<S>& p = problem.call;
+  const Sequence& seq = p.sequence;
+  const GridSize& size = problem.size;
+  const Memory memory;
+  const int hidden = int(seq.hidden), first_unit = device::block() % size.members * units;
+  const GridPlace at;
+  First& first;
+  Second& second;
+  Values& own;
+  A* const state = memory.state + device::thread();
+  float* partials = memory.partials;
+
+  RNNKERN_DEVICE GridForwardKernel(const Problem& problem, First& first, Second& second, Values& own)
+      : problem(problem),
+        memory(device::shared_memory(), size),
+        at(seq, size, first_unit + Thread::unit(), Thread::column(), memory.lengths),
+        first(first),
+        second(second),
+        own(own) {
     const auto weight = [&](int gate, int unit, int slice, int i) {
       const int row = first_unit + unit, column = slice * units + i;
       return row < hidden && column < hidden ? p.R[(gate * hidden + row) * hidden + column] : S{};
     };
-    First first;
     first.load(memory.first, size.members, weight);
-    Second second;
     if constexpr (Cell::two_products) {
       second.load(memory.second, size.members,
                   [&](int gate, int unit, int slice, int i) { return weight(first_gates + gate, unit, slice, i); });
     }
     device::block_barrier();
-    const auto steps = [&](int set) { return at.longest(set); };
-    const auto time = [&](GridItem item) { return seq.reverse ? steps(item.set) - 1 - item.step : item.step; };
-    const auto words_of = [&](int exchange, int step, int set) {
-      const int64_t row = ((at.group * exchanges + exchange) * 2 + step % 2) * size.sets + set;
-      return problem.words + row * size.members * member_words;
-    };
-    const auto own_words = [&](int exchange, int step, int set) {
-      return words_of(exchange, step, set) + at.member * member_words;
-    };
+  }
 
-    A bias[Cell::recurrent] = {}, params[Cell::params + 1] = {};
-    A* state = memory.state + device::thread();
+  RNNKERN_DEVICE int steps(int set) const { return at.longest(set); }
+  RNNKERN_DEVICE int time(GridItem item) const { return seq.reverse ? steps(item.set) - 1 - item.step : item.step; }
+  RNNKERN_DEVICE A* states_of(int set) const { return state + set * Cell::states * Thread::count; }
+
+  // The words of all members. Exchange 0 is of h, exchange 1 of the operand of a second product.
+  RNNKERN_DEVICE device::Word16* words_of(int exchange, int step, int set) const {
+    const int64_t row = ((at.group * exchanges + exchange) * 2 + step % 2) * size.sets + set;
+    return problem.words + row * size.members * member_words;
+  }
+  RNNKERN_DEVICE device::Word16* own_words(int exchange, int step, int set) const {
+    return words_of(exchange, step, set) + at.member * member_words;
+  }
+
+  RNNKERN_DEVICE void begin() {
+    if (!Thread::has()) return;
+    if (at.unit < hidden) {
+      RNNKERN_UNROLL
+      for (int g = 0; g < Cell::recurrent; ++g) own.bias[g] = p.bias ? widen(p.bias[g * hidden + at.unit]) : A(0);
+      RNNKERN_UNROLL
+      for (int i = 0; i < Cell::params; ++i) own.params[i] = widen(p.params[i][at.unit]);
+    }
+    for (int set = 0; set < at.sets; ++set) {
+      RNNKERN_UNROLL
+      for (int s = 0; s < Cell::states; ++s) {
+        states_of(set)[s * Thread::count] = at.real(set) ? widen(p.state[s][at.element(set)]) : A(0);
+      }
+      publish(own_words(0, 0, set), device::narrow<S>(states_of(set)[0]), 1);
+    }
+  }
+
+  RNNKERN_DEVICE int64_t rows_of(GridItem item) const {
+    return item.step < steps(item.set) ? seq.offset(time(item)) : 0;
+  }
+
+  RNNKERN_DEVICE void fetch(GridItem item, int64_t row) {
+    const int b = at.sequence(item.set);
+    const bool alive = item.step < steps(item.set) && time(item) < at.length(item.set);
+    own.input.fetch(seq, p.u + ((row + b) * Cell::gates * hidden + at.unit), time(item), b, alive);
+  }
+
+  RNNKERN_DEVICE void step(GridItem item, int64_t row, GridItem next, int64_t ahead) {
+    Equations eq;
     if (Thread::has()) {
-      if (at.unit < hidden) {
-        RNNKERN_UNROLL
-        for (int g = 0; g < Cell::recurrent; ++g) bias[g] = p.bias ? widen(p.bias[g * hidden + at.unit]) : A(0);
-        RNNKERN_UNROLL
-        for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][at.unit]);
-      }
-      for (int set = 0; set < at.sets; ++set) {
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) {
-          const int64_t element = int64_t(at.sequence(set)) * hidden + at.unit;
-          state[(set * Cell::states + s) * Thread::count] = at.real(set) ? widen(p.state[s][element]) : A(0);
-        }
-        publish(own_words(0, 0, set), device::narrow<S>(state[set * Cell::states * Thread::count]), 1);
-      }
+      read(item, eq);
+      fetch(next, ahead);
     }
-
-    // Inputs are loaded one item ahead, and the rows where they start two items ahead, so that no load waits for
-    // another.
-    ForwardInput<Cell, S> input{};
-    const auto row_of = [&](GridItem item) { return item.step < steps(item.set) ? seq.offset(time(item)) : 0; };
-    const auto fetch = [&](GridItem item, int64_t row) {
-      const int b = at.sequence(item.set);
-      const bool alive = item.step < steps(item.set) && time(item) < at.length(item.set);
-      input.fetch(seq, p.u + ((row + b) * Cell::gates * hidden + at.unit), time(item), b, alive);
-    };
-    GridItem item{0, 0}, next = GridPlace::after(item, steps);
-    int64_t row = row_of(item), ahead = row_of(next);
-    if (Thread::has()) fetch(item, row);
-    float* partials = memory.partials;
-    const auto swap = [&] {
-      partials = partials == memory.partials ? memory.partials + Partials::size(most_gates()) : memory.partials;
-    };
-    RNNKERN_ROLLED
-    while (item.step < steps(0)) {
-      const GridItem latest = GridPlace::after(next, steps);
-      const uint32_t tag = uint32_t(item.step) + 1;
-      const int t = time(item), b = at.sequence(item.set);
-      const int64_t later = row_of(latest);
-      A u[Cell::gates], r[Cell::recurrent], save[Cell::saved + 1], old[Cell::states];
-      A* own = state + item.set * Cell::states * Thread::count;
-      bool reset = false, alive = false;
+    multiply(first, 0, item);
+    if (Thread::has()) add_first_product(item, eq);
+    swap();
+    if constexpr (Cell::two_products) {
       if (Thread::has()) {
-        alive = t < at.length(item.set);
-        reset = input.reset;
-        RNNKERN_UNROLL
-        for (int g = 0; g < Cell::gates; ++g) u[g] = widen(input.u[g]);
-        fetch(next, ahead);
+        A operand;
+        Cell::prepare(eq.u, eq.r, eq.old, eq.save, operand);
+        publish(own_words(1, item.step, item.set), device::narrow<S>(operand), tag_of(item));
       }
-      first.multiply(words_of(0, item.step, item.set), tag, memory.scratch, partials);
-      device::block_barrier();
-      if (Thread::has()) {
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) old[s] = reset ? A(0) : own[s * Thread::count];
-        RNNKERN_UNROLL
-        for (int g = 0; g < first_gates; ++g) {
-          r[g] = bias[g] + (reset ? A(0) : Partials::sum(partials, first_gates, g));
-        }
-      }
+      multiply(second, 1, item);
+      if (Thread::has()) add_second_product(eq);
       swap();
-      if constexpr (Cell::two_products) {
-        if (Thread::has()) {
-          A product;
-          Cell::prepare(u, r, old, save, product);
-          publish(own_words(1, item.step, item.set), device::narrow<S>(product), tag);
-        }
-        second.multiply(words_of(1, item.step, item.set), tag, memory.scratch, partials);
-        device::block_barrier();
-        if (Thread::has()) {
-          RNNKERN_UNROLL
-          for (int g = 0; g < last_gates; ++g) {
-            r[first_gates + g] = bias[first_gates + g] + Partials::sum(partials, last_gates, g);
-          }
-        }
-        swap();
-      }
-      if (Thread::has()) {
-        A new_state[Cell::states];
-        Cell::forward(u, r, old, params, new_state, save);
-        const S h = device::narrow<S>(alive ? new_state[0] : own[0]);
-        publish(own_words(0, item.step + 1, item.set), h, tag + 1);
-        if (alive) {
-          const int64_t output_row = row + b;
-          RNNKERN_UNROLL
-          for (int s = 0; s < Cell::states; ++s) own[s * Thread::count] = new_state[s];
-          p.h[output_row * hidden + at.unit] = h;
-          RNNKERN_UNROLL
-          for (int s = 1; s < Cell::states; ++s) {
-            if (p.cells[s]) p.cells[s][output_row * hidden + at.unit] = new_state[s];
-          }
-          if constexpr (Cell::saved > 0) {
-            if (p.saved) {
-              A* saved = p.saved + output_row * Cell::saved * hidden + at.unit;
-              RNNKERN_UNROLL
-              for (int i = 0; i < Cell::saved; ++i) saved[i * hidden] = save[i];
-            }
-          }
-        }
-      }
-      item = next;
-      next = latest;
-      row = ahead;
-      ahead = later;
     }
+    if (Thread::has()) finish(item, row + at.sequence(item.set), eq);
+  }
+
+  RNNKERN_DEVICE void read(GridItem item, Equations& eq) const {
+    eq.alive = time(item) < at.length(item.set);
+    eq.reset = own.input.reset;
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::gates; ++g) eq.u[g] = widen(own.input.u[g]);
+  }
+
+  template <class Product>
+  RNNKERN_DEVICE void multiply(Product& product, int exchange, GridItem item) const {
+    product.multiply(words_of(exchange, item.step, item.set), tag_of(item), memory.scratch, partials);
+    device::block_barrier();
+  }
+
+  RNNKERN_DEVICE void add_first_product(GridItem item, Equations& eq) const {
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) eq.old[s] = eq.reset ? A(0) : states_of(item.set)[s * Thread::count];
+    RNNKERN_UNROLL
+    for (int g = 0; g < first_gates; ++g) {
+      eq.r[g] = own.bias[g] + (eq.reset ? A(0) : Partials::sum(partials, first_gates, g));
+    }
+  }
+
+  RNNKERN_DEVICE void add_second_product(Equations& eq) const {
+    RNNKERN_UNROLL
+    for (int g = 0; g < last_gates; ++g) {
+      eq.r[first_gates + g] = own.bias[first_gates + g] + Partials::sum(partials, last_gates, g);
+    }
+  }
+
+  RNNKERN_DEVICE void swap() {
+    partials = partials == memory.partials ? memory.partials + Partials::size(most_gates()) : memory.partials;
+  }
+
+  RNNKERN_DEVICE void finish(GridItem item, int64_t row, Equations& eq) const {
+    A* const kept = states_of(item.set);
+    A next[Cell::states];
+    Cell::forward(eq.u, eq.r, eq.old, own.params, next, eq.save);
+    const S h = device::narrow<S>(eq.alive ? next[0] : kept[0]);
+    publish(own_words(0, item.step + 1, item.set), h, tag_of(item) + 1);
+    if (!eq.alive) return;
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) kept[s * Thread::count] = next[s];
+    store_step<Cell>(p, h, next, eq.save, row * hidden + at.unit, row * Cell::saved * hidden + at.unit);
+  }
+
+  RNNKERN_DEVICE void end() const {
     if (!Thread::has()) return;
     for (int set = 0; set < at.sets; ++set) {
       if (!at.real(set)) continue;
       RNNKERN_UNROLL
       for (int s = 0; s < Cell::states; ++s) {
-        p.final_state[s][int64_t(at.sequence(set)) * hidden + at.unit] =
-            device::narrow<S>(state[(set * Cell::states + s) * Thread::count]);
+        p.final_state[s][at.element(set)] = device::narrow<S>(states_of(set)[s * Thread::count]);
       }
     }
   }

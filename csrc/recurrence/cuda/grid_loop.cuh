@@ -11,6 +11,8 @@ struct GridItem {
   int step, set;  // the step counts in processing order
 };
 
+RNNKERN_DEVICE uint32_t tag_of(GridItem item) { return uint32_t(item.step) + 1; }
+
 struct GridPlace {
   int member, group, groups, sets;  // sets: number of sets of this group
   int unit, column, batch, hidden;  // of this thread
@@ -34,6 +36,7 @@ struct GridPlace {
   // The first sequence of a set. Sets are dealt to groups in turn, so that each group has long and short sequences.
   RNNKERN_DEVICE int first(int set) const { return (group + set * groups) * grid_columns; }
   RNNKERN_DEVICE int sequence(int set) const { return first(set) + column; }
+  RNNKERN_DEVICE int64_t element(int set) const { return int64_t(sequence(set)) * hidden + unit; }
   RNNKERN_DEVICE bool real(int set) const { return unit < hidden && sequence(set) < batch; }
   // Sequences are sorted: the first sequence of a set is its longest, and the first set has the longest of all.
   RNNKERN_DEVICE int longest(int set) const { return set < sets ? lengths[set * grid_columns] : 0; }
@@ -46,5 +49,29 @@ struct GridPlace {
     return item.step < steps(item.set) ? item : GridItem{item.step + 1, 0};
   }
 };
+
+// Runs all items. Inputs are loaded one item ahead, and the rows where they start two items ahead, so that no load
+// waits for another. A thread keeps arrays in objects of their own, as in cluster_loop.cuh. It has
+//   steps(set)                       of a set
+//   rows_of(item)                    the rows where the inputs of an item start
+//   fetch(item, rows)                loads the inputs; called by threads with a unit and a column
+//   step(item, rows, next, ahead)    fetches the next item early
+template <class S, class Thread>
+RNNKERN_DEVICE void run_items(Thread& thread) {
+  const auto steps = [&](int set) { return thread.steps(set); };
+  GridItem item{0, 0}, next = GridPlace::after(item, steps);
+  auto rows = thread.rows_of(item), ahead = thread.rows_of(next);
+  if (GridThread<S>::has()) thread.fetch(item, rows);
+  RNNKERN_ROLLED
+  while (item.step < thread.steps(0)) {
+    const GridItem latest = GridPlace::after(next, steps);
+    const auto later = thread.rows_of(latest);
+    thread.step(item, rows, next, ahead);
+    item = next;
+    next = latest;
+    rows = ahead;
+    ahead = later;
+  }
+}
 
 }  // namespace rnnkern

@@ -70,221 +70,150 @@ struct ClusterBackwardKernel {
     return arena.used;
   }
 
-  // Restores the slots as they were after step t, at which nothing but the gradients of the final memory has been added
-  // to the gradients of their events.
-  RNNKERN_DEVICE static void recall(const StepwiseAttentionBackward<float>& p, const SharedLayout& shared_layout,
-                                    int64_t b, int64_t t, int unit) {
-    const bool real = unit < p.history.rows.hidden;
-    for (int slot = 0; slot < shared_layout.memory.members(); ++slot) {
-      const int32_t event = p.history.event(b, t, slot);
-      const bool there = event != no_event && real;
-      const int i = shared_layout.memory.where[slot] * pitch + T::unit();
-      if (T::part() == 0) shared_layout.h[i] = there ? p.history.at(p.h, b, event)[unit] : 0;
-      if (T::part() == 1) shared_layout.keys[i] = there ? p.history.at(p.keys, b, event)[unit] : 0;
-      if (T::part() == 2) shared_layout.dh[i] = there ? p.history.at(p.dh, b, event)[unit] : 0;
-      if (T::part() == 3) shared_layout.dkeys[i] = 0;
-      if (device::thread() == 0) shared_layout.memory.ids[slot] = event != no_event ? 0 : -1;
-    }
-  }
-
-  // Stores the gradients of the events of the initial state.
-  RNNKERN_DEVICE static void end(const StepwiseAttentionBackward<float>& p, const SharedLayout& shared_layout,
-                                 int64_t b, int unit) {
-    if (unit >= p.history.rows.hidden) return;
-    shared_layout.memory.each(T::part(), T::parts, [&](int slot) {
-      const int32_t event = p.history.event(b, -1, slot);
-      if (event == no_event) return;
-      const int i = shared_layout.memory.where[slot] * pitch + T::unit();
-      p.history.at(p.dh, b, event)[unit] = shared_layout.dh[i];
-      p.history.at(p.dkeys, b, event)[unit] = shared_layout.dkeys[i];
-    });
-  }
-
-  // The block's part of dalpha of a slot, or, for k from `whole` on, of its score. All lanes of the warp get it.
-  RNNKERN_DEVICE static float part_of(const StepwiseAttentionBackward<float>& p, const SharedLayout& shared_layout,
-                                      int k) {
-    const PerSequenceSlots& memory = shared_layout.memory;
-    const int slot = k < shared_layout.whole ? k : k - shared_layout.whole;
-    if (slot >= memory.members() || memory.ids[slot] < 0) return 0;
-    const int place = memory.where[slot] * pitch;
-    if (k >= shared_layout.whole)
-      return score(shared_layout.query, false, shared_layout.keys + place, shared_layout.v, T::units, p.dot);
-    float sum = 0;
-    for (int i = device::lane(); i < T::units; i += device::warp_size)
-      sum += shared_layout.dsum[i] * shared_layout.h[place + i];
-    return warp_sum(sum);
-  }
-
   RNNKERN_DEVICE static void run(const Problem& p) {
     if constexpr (device::has_clusters) {
-      work(p);
+      const History& history = p.attend.history;
+      device::SharedArena arena{device::shared_memory()};
+      Gates of_gates;
+      Keys U_a;
+      const SharedLayout shared_layout = SharedLayout::carve(arena, history.slots, history.relevant_size);
+      ClusterBackwardKernel thread(p, shared_layout, of_gates, U_a);
+      thread.run_steps();
     } else {
       device::trap();
     }
   }
 
-  RNNKERN_DEVICE static void work(const Problem& problem) {
-    using device::lane, device::thread;
-    const StepwiseAttentionBackward<float>& p = problem.attend;
-    const CellBackward<float>& cell = problem.cell;
-    const History& history = p.history;
-    const Rows& rows = cell.rows;
-    device::SharedArena arena{device::shared_memory()};
-    const SharedLayout shared_layout = SharedLayout::carve(arena, history.slots, history.relevant_size);
-    const PerSequenceSlots& memory = shared_layout.memory;
-    const int64_t b = device::block() / R, n = rows.hidden, length = rows.length(b), kappa = memory.members();
-    const int own = T::unit(), part = T::part(), unit = device::cluster_rank() * T::units + own;
-    const bool real = unit < n, mine = part == 0 && real;
-    const int count = p.alpha ? shared_layout.whole : 2 * shared_layout.whole, parts_bytes = R * count * 4,
-              sums_bytes = D * 4;
-    if (thread() == 0) {
+  // The inputs and gradients of this thread's unit that are needed first in a step, and are loaded a step ahead.
+  struct Ahead {
+    float grad_s = 0, query = 0, kept = 0;  // kept: alpha of slot `thread`
+  };
+
+  // The inputs that are needed later in a step, loaded while parts are exchanged.
+  struct Inputs {
+    float grad_h = 0, recalled = 0, old[2] = {}, save[Cell::saved + 1] = {};
+  };
+
+  // The gradients of this thread's unit: what its part of the events adds, and the event of this step.
+  struct Gradients {
+    float dquery = 0, dh = 0, dkey = 0;
+  };
+
+  static constexpr int sums_bytes = D * 4;
+
+  const Problem& problem;
+  const StepwiseAttentionBackward<float>& p = problem.attend;
+  const CellBackward<float>& cell = problem.cell;
+  const History& history = p.history;
+  const Rows& rows = cell.rows;
+  const SharedLayout& shared_layout;
+  const PerSequenceSlots& memory = shared_layout.memory;
+  Gates& of_gates;
+  Keys& U_a;
+  const int64_t b = device::block() / R, n = rows.hidden, length = rows.length(b), kappa = memory.members();
+  const int own = T::unit(), part = T::part(), unit = device::cluster_rank() * T::units + own;
+  const bool real = unit < n, mine = part == 0 && real;
+  const int count = p.alpha ? shared_layout.whole : 2 * shared_layout.whole, parts_bytes = R * count * 4;
+  const float v = real ? p.v[unit] : 0;
+  float dv = 0;
+
+  RNNKERN_DEVICE ClusterBackwardKernel(const Problem& problem, const SharedLayout& shared_layout, Gates& of_gates,
+                                       Keys& U_a)
+      : problem(problem), shared_layout(shared_layout), of_gates(of_gates), U_a(U_a) {
+    if (device::thread() == 0) {
       for (int k = 0; k < 3; ++k) device::init(shared_layout.arrived + k, 1);
       device::init_fence();
       device::expect(shared_layout.arrived, parts_bytes);
       for (int k = 1; k < 3; ++k) device::expect(shared_layout.arrived + k, sums_bytes);
     }
-    const auto value_of = [=](const float* weight, int row, int column) {
+    const auto value_of = [n = n](const float* weight, int row, int column) {
       return row < n && column < n ? weight[row * n + column] : 0.0f;
     };
-    Gates of_gates;
     of_gates.rest = shared_layout.of_gates;
     of_gates.load([&](int g, int row, int column) {
       return value_of(g < Cell::gates ? problem.V + g * n * n : problem.W_a, row, column);
     });
-    Keys U_a;
     U_a.rest = shared_layout.of_keys;
     U_a.load([&](int, int row, int column) { return value_of(problem.U_a, row, column); });
-    for (int k = thread(); k < kappa; k += threads) memory.where[k] = k;
-    const float v = real ? p.v[unit] : 0;
+    for (int k = device::thread(); k < kappa; k += threads) memory.where[k] = k;
     if (part == 0) shared_layout.v[own] = v;
     device::block_barrier();
-    recall(p, shared_layout, b, length - 1, unit);
+    recall(length - 1);
+  }
 
-    float params[Cell::params + 1], dparams[Cell::params + 1] = {}, dv = 0;
+  RNNKERN_DEVICE void fetch(int64_t t, Ahead& ahead) const {
+    if (t < 0) return;
+    const int64_t row = rows.offset(t) + b;
+    if (real) ahead.query = p.query[row * n + unit];
+    if (real && p.grad_s) ahead.grad_s = p.grad_s[row * n + unit];
+    if (p.alpha && device::thread() < kappa) ahead.kept = p.alpha[row * kappa + device::thread()];
+  }
+
+  RNNKERN_DEVICE void run_steps() {
+    float params[Cell::params + 1], dparams[Cell::params + 1] = {};
     RNNKERN_UNROLL
     for (int k = 0; k < Cell::params; ++k) params[k] = real ? cell.params[k][unit] : 0;
     float ds = real ? p.ds[b * n + unit] : 0, dc = Cell::states > 1 && real ? cell.dc[b * n + unit] : 0;
-    float grad_s = 0, query = 0, kept = 0;  // of the next step; loaded ahead because they are needed first
-    const auto fetch = [&](int64_t t) {
-      if (t < 0) return;
-      const int64_t row = rows.offset(t) + b;
-      if (real) query = p.query[row * n + unit];
-      if (real && p.grad_s) grad_s = p.grad_s[row * n + unit];
-      if (p.alpha && thread() < kappa) kept = p.alpha[row * kappa + thread()];
-    };
-    fetch(length - 1);
+    Ahead ahead;
+    fetch(length - 1, ahead);
     device::cluster_barrier();  // no block sends before all mbarriers are initialised
 
     RNNKERN_ROLLED
     for (int64_t t = length; t-- > 0;) {
-      const int64_t row = rows.offset(t) + b, turn = length - 1 - t;
+      const int64_t row = rows.offset(t) + b, k = length - 1 - t;  // k: the step in processing order
       const bool reset = rows.resets(t, b);
-      const float dsum = p.mix * (ds + grad_s), q = query;
+      const float dsum = p.mix * (ds + ahead.grad_s), q = ahead.query;
       if (part == 0) {
         shared_layout.dsum[own] = dsum;
         shared_layout.query[own] = q;
       }
       device::block_barrier();
 
-      // Loads inputs that are needed later in this step, while parts are exchanged.
       const int slot = int(history.taken_by(b, t)), taken = history.taken[row];
       const int32_t back = history.event(b, t - 1, taken < 0 ? slot : memory.slots + taken);
-      float grad_h = 0, recalled = 0, old[2] = {}, save[Cell::saved + 1] = {};
-      if (real) {
-        if (p.grad_h) grad_h = p.grad_h[row * n + unit];
-        if (part < 2 && back != no_event) recalled = history.at(part == 0 ? p.h : p.keys, b, back)[unit];
-        if (Cell::states > 1 && !reset) {
-          old[1] = t > 0 ? cell.cells[(rows.offset(t - 1) + b) * n + unit] : cell.c0[b * n + unit];
-        }
-        RNNKERN_UNROLL
-        for (int k = 0; k < Cell::saved; ++k) save[k] = cell.gates[(row * Cell::saved + k) * n + unit];
-      }
-      T::give_pairs(count, shared_layout.parts, shared_layout.arrived,
-                    [&](int k) { return part_of(p, shared_layout, k); });
-      T::receive(shared_layout.arrived, turn, parts_bytes);
-      for (int k = thread(); k < kappa; k += threads) {
-        float sum = 0, e = 0;
-        RNNKERN_UNROLL
-        for (int r = 0; r < R; ++r) {
-          sum += shared_layout.parts[r * count + k];
-          if (!p.alpha) e += shared_layout.parts[r * count + shared_layout.whole + k];
-        }
-        memory.scores[k] = sum;
-        memory.e[k] = e;
-        if (p.alpha) memory.weights[k] = k == thread() ? kept : p.alpha[row * kappa + k];
-      }
+      Inputs inputs;
+      if (real) read(t, row, reset, back, inputs);
+      add_dalpha(k, row, ahead.kept);
       device::block_barrier();
       if (!p.alpha) {  // with its own softmax, as in stepwise_attention_backward.cuh
         memory.weigh(threads, true);
         device::block_barrier();
       }
 
-      float mean = 0, dquery = 0, dh = 0, dkey = 0;
-      memory.each(lane(), device::warp_size, [&](int k) {
-        if (memory.ids[k] >= 0) mean += memory.weights[k] * memory.scores[k];
-      });
-      mean = warp_sum(mean);
       const int place = memory.where[slot] * pitch + own;
       const float h = shared_layout.h[place];
-      memory.each(part, T::parts, [&](int k) {
-        if (memory.ids[k] < 0) return;
-        const int i = memory.where[k] * pitch + own;
-        const float a = memory.weights[k], de = a * (memory.scores[k] - mean), key = shared_layout.keys[i];
-        const float th = p.dot ? q * key : tanh(q + key), through = p.dot ? de * v : de * v * (1 - th * th);
-        const float of_event = shared_layout.dh[i] + a * dsum,
-                    of_key = shared_layout.dkeys[i] + (p.dot ? through * q : through);
-        shared_layout.dh[i] = of_event;
-        shared_layout.dkeys[i] = of_key;
-        dquery += p.dot ? through * key : through;
-        dv += de * th;
-        if (k == slot) {
-          dh = of_event;
-          dkey = of_key;
-        }
-      });
-      dquery = T::total(dquery);
-      dh = T::total(dh);
-      dkey = T::total(dkey);
-      if (part == 0) shared_layout.dkey[own] = dkey;
+      const Gradients of_event = add_to_events(slot, dsum, q);
+      if (part == 0) shared_layout.dkey[own] = of_event.dkey;
       if (mine) {
-        p.dkeys.steps[row * n + unit] = dkey;
-        p.query[row * n + unit] = dquery;
+        p.dkeys.steps[row * n + unit] = of_event.dkey;
+        p.query[row * n + unit] = of_event.dquery;
       }
       device::block_barrier();
 
       U_a.send(shared_layout.dkey, shared_layout.through_key, pitch, shared_layout.arrived + 1);
-      fetch(t - 1);
+      fetch(t - 1, ahead);
       if (reset) {
-        recall(p, shared_layout, b, t - 1, unit);
+        recall(t - 1);
       } else {
-        if (part == 0) shared_layout.h[place] = recalled;
-        if (part == 1) shared_layout.keys[place] = recalled;
-        if (part == 2) shared_layout.dh[place] = 0;
-        if (part == 3) shared_layout.dkeys[place] = 0;
-        if (thread() == 0) memory.withdraw(slot, taken, back != no_event);
+        return_event(place, inputs.recalled);
+        if (device::thread() == 0) memory.withdraw(slot, taken, back != no_event);
       }
-      T::receive(shared_layout.arrived + 1, turn, sums_bytes);
-      float next[2] = {h}, grad[2] = {dh + dsum + grad_h + T::sum(shared_layout.through_key, pitch), dc};
+      T::receive(shared_layout.arrived + 1, k, sums_bytes);
+      float next[2] = {h},
+            grad[2] = {of_event.dh + dsum + inputs.grad_h + T::sum(shared_layout.through_key, pitch), dc};
       float du[Cell::gates], dr[Cell::gates];
-      Cell::backward(save, old, next, params, grad, du, dr, dparams);
+      Cell::backward(inputs.save, inputs.old, next, params, grad, du, dr, dparams);
       dc = reset ? 0.0f : grad[1];
-      if (part == 0) {
-        RNNKERN_UNROLL
-        for (int g = 0; g < Cell::gates; ++g) {
-          if (real) cell.du[(row * Cell::gates + g) * n + unit] = du[g];
-          shared_layout.gates[g * T::units + own] = real ? dr[g] : 0;
-        }
-        shared_layout.gates[Cell::gates * T::units + own] = dquery;
-      }
+      if (part == 0) store(row, du, dr, of_event.dquery);
       device::block_barrier();
 
       of_gates.send(shared_layout.gates, shared_layout.ds, pitch, shared_layout.arrived + 2);
-      T::receive(shared_layout.arrived + 2, turn, sums_bytes);
+      T::receive(shared_layout.arrived + 2, k, sums_bytes);
       const float sum = T::sum(shared_layout.ds, pitch);
       ds = reset ? 0.0f : sum;
     }
     device::block_barrier();
-    end(p, shared_layout, b, unit);
+    end();
     dv = T::total(dv);
     if (mine) {
       p.ds[b * n + unit] = ds;
@@ -294,6 +223,119 @@ struct ClusterBackwardKernel {
       for (int k = 0; k < Cell::params; ++k) cell.dparams[k][b * n + unit] = dparams[k];
     }
     device::cluster_barrier();  // no block exits while others may still send to it
+  }
+
+  RNNKERN_DEVICE void read(int64_t t, int64_t row, bool reset, int32_t back, Inputs& inputs) const {
+    if (p.grad_h) inputs.grad_h = p.grad_h[row * n + unit];
+    if (part < 2 && back != no_event) inputs.recalled = history.at(part == 0 ? p.h : p.keys, b, back)[unit];
+    if (Cell::states > 1 && !reset) {
+      inputs.old[1] = t > 0 ? cell.cells[(rows.offset(t - 1) + b) * n + unit] : cell.c0[b * n + unit];
+    }
+    RNNKERN_UNROLL
+    for (int k = 0; k < Cell::saved; ++k) inputs.save[k] = cell.gates[(row * Cell::saved + k) * n + unit];
+  }
+
+  // Exchanges the parts of dalpha, and of the scores if alpha was not saved, and adds them up.
+  RNNKERN_DEVICE void add_dalpha(int64_t step, int64_t row, float kept) const {
+    T::give_pairs(count, shared_layout.parts, shared_layout.arrived, [&](int k) { return part_of(k); });
+    T::receive(shared_layout.arrived, step, parts_bytes);
+    for (int k = device::thread(); k < kappa; k += threads) {
+      float sum = 0, e = 0;
+      RNNKERN_UNROLL
+      for (int r = 0; r < R; ++r) {
+        sum += shared_layout.parts[r * count + k];
+        if (!p.alpha) e += shared_layout.parts[r * count + shared_layout.whole + k];
+      }
+      memory.scores[k] = sum;
+      memory.e[k] = e;
+      if (p.alpha) memory.weights[k] = k == device::thread() ? kept : p.alpha[row * kappa + k];
+    }
+  }
+
+  // Adds to the gradients of all events and of v.
+  RNNKERN_DEVICE Gradients add_to_events(int slot, float dsum, float q) {
+    float mean = 0;
+    memory.each(device::lane(), device::warp_size, [&](int k) {
+      if (memory.ids[k] >= 0) mean += memory.weights[k] * memory.scores[k];
+    });
+    mean = warp_sum(mean);
+    Gradients of;
+    memory.each(part, T::parts, [&](int k) {
+      if (memory.ids[k] < 0) return;
+      const int i = memory.where[k] * pitch + own;
+      const float a = memory.weights[k], de = a * (memory.scores[k] - mean), key = shared_layout.keys[i];
+      const float th = p.dot ? q * key : tanh(q + key), through = p.dot ? de * v : de * v * (1 - th * th);
+      const float of_event = shared_layout.dh[i] + a * dsum,
+                  of_key = shared_layout.dkeys[i] + (p.dot ? through * q : through);
+      shared_layout.dh[i] = of_event;
+      shared_layout.dkeys[i] = of_key;
+      of.dquery += p.dot ? through * key : through;
+      dv += de * th;
+      if (k == slot) {
+        of.dh = of_event;
+        of.dkey = of_key;
+      }
+    });
+    return {T::total(of.dquery), T::total(of.dh), T::total(of.dkey)};
+  }
+
+  // Puts the event that was forgotten at this step in the place of the new one.
+  RNNKERN_DEVICE void return_event(int place, float recalled) const {
+    if (part == 0) shared_layout.h[place] = recalled;
+    if (part == 1) shared_layout.keys[place] = recalled;
+    if (part == 2) shared_layout.dh[place] = 0;
+    if (part == 3) shared_layout.dkeys[place] = 0;
+  }
+
+  // Stores the gradients of the gates, in memory and as the operand of the product.
+  RNNKERN_DEVICE void store(int64_t row, const float (&du)[Cell::gates], const float (&dr)[Cell::gates],
+                            float dquery) const {
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::gates; ++g) {
+      if (real) cell.du[(row * Cell::gates + g) * n + unit] = du[g];
+      shared_layout.gates[g * T::units + own] = real ? dr[g] : 0;
+    }
+    shared_layout.gates[Cell::gates * T::units + own] = dquery;
+  }
+
+  // Restores the slots as they were after step t, at which nothing but the gradients of the final memory has been added
+  // to the gradients of their events.
+  RNNKERN_DEVICE void recall(int64_t t) const {
+    for (int slot = 0; slot < memory.members(); ++slot) {
+      const int32_t event = history.event(b, t, slot);
+      const bool there = event != no_event && real;
+      const int i = memory.where[slot] * pitch + own;
+      if (part == 0) shared_layout.h[i] = there ? history.at(p.h, b, event)[unit] : 0;
+      if (part == 1) shared_layout.keys[i] = there ? history.at(p.keys, b, event)[unit] : 0;
+      if (part == 2) shared_layout.dh[i] = there ? history.at(p.dh, b, event)[unit] : 0;
+      if (part == 3) shared_layout.dkeys[i] = 0;
+      if (device::thread() == 0) memory.ids[slot] = event != no_event ? 0 : -1;
+    }
+  }
+
+  // Stores the gradients of the events of the initial state.
+  RNNKERN_DEVICE void end() const {
+    if (!real) return;
+    memory.each(part, T::parts, [&](int slot) {
+      const int32_t event = history.event(b, -1, slot);
+      if (event == no_event) return;
+      const int i = memory.where[slot] * pitch + own;
+      history.at(p.dh, b, event)[unit] = shared_layout.dh[i];
+      history.at(p.dkeys, b, event)[unit] = shared_layout.dkeys[i];
+    });
+  }
+
+  // The block's part of dalpha of a slot, or, for k from `whole` on, of its score. All lanes of the warp get it.
+  RNNKERN_DEVICE float part_of(int k) const {
+    const int slot = k < shared_layout.whole ? k : k - shared_layout.whole;
+    if (slot >= memory.members() || memory.ids[slot] < 0) return 0;
+    const int place = memory.where[slot] * pitch;
+    if (k >= shared_layout.whole)
+      return score(shared_layout.query, false, shared_layout.keys + place, shared_layout.v, T::units, p.dot);
+    float sum = 0;
+    for (int i = device::lane(); i < T::units; i += device::warp_size)
+      sum += shared_layout.dsum[i] * shared_layout.h[place + i];
+    return warp_sum(sum);
   }
 };
 

@@ -73,8 +73,17 @@ struct PerSequenceForwardKernel {
     });
   }
 
+  // The score of every event, one warp per slot.
+  RNNKERN_DEVICE static void score_slots(const Problem& p, const Memory& memory) {
+    const PerSequenceSlots& slots = memory.slots;
+    slots.each(device::warp(), stepwise_attention_warps, [&](int k) {
+      if (slots.ids[k] < 0) return;
+      const float e = score(memory.query, false, memory.keys + slots.where[k] * P, memory.v, P, p.dot);
+      if (device::lane() == 0) slots.e[k] = e;
+    });
+  }
+
   RNNKERN_DEVICE static void run(const Problem& p) {
-    using device::lane, device::thread, device::warp;
     device::SharedArena arena{device::shared_memory()};
     const auto memory = Memory::carve(arena, p.memory.slots, p.memory.relevant_size);
     const PerSequenceSlots& slots = memory.slots;
@@ -118,15 +127,9 @@ struct PerSequenceForwardKernel {
         memory.h[i] = next[0];
         memory.query[i] = sums[Cell::gates];
       }
-      if (mine) {
-        p.h[row * n + i] = next[0];
-        if (Cell::states > 1 && p.cells) p.cells[row * n + i] = c;
-        RNNKERN_UNROLL
-        for (int k = 0; k < Cell::saved; ++k) {
-          if (p.gates) p.gates[(row * Cell::saved + k) * n + i] = save[k];
-        }
-      }
-      if (warp() == 0) slots.enter(now, p.memory.buffer_size, reset, p.given ? p.given[t * rows.batch + b] : 0.0f);
+      if (mine) store_step<Cell>(p, row, i, next, save);
+      if (device::warp() == 0)
+        slots.enter(now, p.memory.buffer_size, reset, p.given ? p.given[t * rows.batch + b] : 0.0f);
       device::block_barrier();
 
       const float key = weights.key(memory.h);
@@ -136,11 +139,7 @@ struct PerSequenceForwardKernel {
       }
       device::block_barrier();
 
-      slots.each(warp(), stepwise_attention_warps, [&](int k) {
-        if (slots.ids[k] < 0) return;
-        const float e = score(memory.query, false, memory.keys + slots.where[k] * P, memory.v, P, p.dot);
-        if (lane() == 0) slots.e[k] = e;
-      });
+      score_slots(p, memory);
       device::block_barrier();
       slots.weigh(threads, p.given);
       slots.tell(p, row, threads);

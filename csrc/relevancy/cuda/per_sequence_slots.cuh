@@ -124,4 +124,17 @@ struct PerSequenceSlots {
   }
 };
 
+// Stores the new state of a unit, and what the backward needs.
+template <class Cell>
+RNNKERN_DEVICE void store_step(const PerSequenceForward& p, int64_t row, int unit, const float (&next)[2],
+                               const float (&save)[Cell::saved + 1]) {
+  const int64_t n = p.rows.hidden;
+  p.h[row * n + unit] = next[0];
+  if (Cell::states > 1 && p.cells) p.cells[row * n + unit] = next[1];
+  RNNKERN_UNROLL
+  for (int k = 0; k < Cell::saved; ++k) {
+    if (p.gates) p.gates[(row * Cell::saved + k) * n + unit] = save[k];
+  }
+}
+
 }  // namespace rnnkern::relevancy
