@@ -2,7 +2,7 @@
 // of interpreted drivers.
 #pragma once
 
-#include "cuda/driver.h"
+#include "cuda/libcuda.h"
 #include "cuda/facts.h"
 #include "interpreter/primitives.h"
 

@@ -16,7 +16,7 @@ from python_tests.gpu.builder import INTERPRETER, build, with_torch
 
 CONFORMANCE = "csrc/interpreter/conformance.cpp"
 FAULTS = "csrc/interpreter/faults.cpp"
-LAUNCHER = ("common/fork", "common/tensor", "cuda/driver", "cuda/kernel", "cuda/modules", "cuda/plans")
+LAUNCHER = ("common/fork", "common/tensor", "cuda/kernel", "cuda/libcuda", "cuda/modules", "cuda/plan")
 """Sources of the code that launches kernels on a GPU."""
 
 
