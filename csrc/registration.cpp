@@ -10,7 +10,7 @@
 #include "common/counters.h"
 #include "common/simd_level.h"
 #include "cuda/modules.h"
-#include "cuda/plans.h"
+#include "cuda/plan.h"
 #include "orthogonal/givens.h"
 #include "orthogonal/orthogonal.h"
 #include "recurrence/recurrence.h"

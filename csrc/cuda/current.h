@@ -4,7 +4,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "common/tensor.h"
-#include "cuda/driver.h"
+#include "cuda/libcuda.h"
 
 // Weak, because a PyTorch without CUDA does not define it and must still load this library.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);

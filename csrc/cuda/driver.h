@@ -1,82 +1,41 @@
-// The CUDA driver, libcuda.so.1, opened at its first use. The library does not link with it, and compiles without a
-// CUDA toolkit.
+// What the drivers of all families share: the device, stream and plan of a call. Everything runs on the current stream
+// and allocates through PyTorch; nothing waits for the device.
 #pragma once
 
-#include <cstddef>
-#include <string_view>
+#include "common/counters.h"
+#include "common/row_layout.h"
+#include "cuda/current.h"
+#include "cuda/plan.h"
 
 namespace rnnkern::cuda {
 
-// As in cuda.h, which a test checks.
-struct alignas(8) LaunchAttribute {
-  static constexpr int cooperative = 2, cluster_dimension = 4;
-
-  int id;
-  char padding[4];
-  union {
-    int on;
-    unsigned sizes[3];
-    char all[64];
-  };
-};
-
-struct LaunchConfig {
-  unsigned blocks[3], threads[3], shared_bytes;
-  void* stream;
-  LaunchAttribute* attributes;
-  unsigned attribute_count;
-};
-
-enum class DeviceAttribute : int { multiprocessors = 16, major = 75, minor = 76, shared_bytes_per_block = 97 };
-enum class FunctionAttribute : int { shared_bytes = 8, clusters_above_8 = 14 };
-
-// Raises "<function> of <what>: <the driver's error message>".
-[[noreturn]] void fail(const char* function, std::string_view what, int error);
-
-// A function of the driver. If it fails, the error message contains `what` it was called for.
-template <class... Arguments>
-class Function {
- public:
-  Function(void* library, const char* name);
-
-  void operator()(std::string_view what, Arguments... arguments) const {
-    if (const int error = entry_(arguments...)) fail(name_, what, error);
-  }
-  // Returns the CUresult, for callers that handle errors.
-  int attempt(Arguments... arguments) const { return entry_(arguments...); }
-
- private:
-  const char* name_;
-  int (*entry_)(Arguments...);
-};
+// The elements of an array from `first` on; null if there is no array.
+template <class T>
+T* from(T* array, int64_t first) {
+  return array ? array + first : nullptr;
+}
 
 struct Driver {
-  explicit Driver(void* library);
+  CurrentDevice current;
+  void* stream;
+  Plan plan;
+  Tensor table;  // offsets and lengths of packed rows, on the device
 
-  Function<int, const char**> cuGetErrorName, cuGetErrorString;
-  Function<int*, int> cuDeviceGet;
-  Function<int*, DeviceAttribute, int> cuDeviceGetAttribute;
-  Function<void**> cuCtxGetCurrent;
-  Function<int*> cuCtxGetDevice;
-  Function<void**, int> cuDevicePrimaryCtxRetain;
-  Function<void*> cuCtxSetCurrent;
-  Function<void**, const void*> cuModuleLoadData;
-  Function<void**, void*, const char*> cuModuleGetFunction;
-  Function<void*, FunctionAttribute, int> cuFuncSetAttribute;
-  Function<int*, void*, int, size_t> cuOccupancyMaxActiveBlocksPerMultiprocessor;
-  Function<int*, void*, const LaunchConfig*> cuOccupancyMaxActiveClusters;
-  Function<void*, int*> cuStreamIsCapturing;
-  Function<const LaunchConfig*, void*, void**, void**> cuLaunchKernelEx;
+  explicit Driver(const Tensor& x) : current(x), stream(current.stream()) {}
+
+  // Sets the arrays by which kernels find packed rows; those of a padded tensor stay null.
+  void set_rows(const RowLayout& layout, const Tensor& like, const char* op, const int64_t*& offsets,
+                const int64_t*& lengths) {
+    if (!layout.packed()) return;
+    table = layout.on_device_of(like, op, capturing(stream));
+    offsets = read<int64_t>(table);
+    lengths = offsets + layout.steps + 1;
+  }
+
+  template <class Problem>
+  void start(const Resident& resident, const Problem& problem, int64_t batch, int64_t heads = 1) const {
+    cuda::start(*resident.kernel, resident.launch(batch, heads), &problem, stream);
+  }
 };
-
-const Driver& driver();
-
-// Makes PyTorch's context of a device current in this thread, if no context is. PyTorch regards device 0 as current in
-// new threads, including those of autograd, but has the context set by the first call of the CUDA runtime, which may
-// come later.
-void enter(int device);
-
-// Whether a CUDA graph is being captured on the stream.
-bool capturing(void* stream);
 
 }  // namespace rnnkern::cuda

@@ -1,7 +1,7 @@
 #include "cuda/kernel.h"
 
 #include "common/tensor.h"
-#include "cuda/driver.h"
+#include "cuda/libcuda.h"
 #include "cuda/modules.h"
 
 namespace rnnkern::cuda {
@@ -12,13 +12,12 @@ constexpr int cluster_unasked = 8;
 
 // Blocks that wait for each other would hang unless all of them run at once.
 void require_resident(const Kernel& kernel, const Launch& shape, void* function) {
-  int device = 0, multiprocessors = 0, each = 0;
-  driver().cuCtxGetDevice("the current context", &device);
-  driver().cuDeviceGetAttribute("a device", &multiprocessors, DeviceAttribute::multiprocessors, device);
-  driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel.type, &each, function, kernel.threads,
-                                                       size_t(shape.shared_bytes));
-  STD_TORCH_CHECK(shape.blocks <= int64_t(each) * multiprocessors, "rnnkern: ", std::string(kernel.type), " needs ",
-                  shape.blocks, " blocks at once, and this device runs ", int64_t(each) * multiprocessors);
+  int each = 0;
+  libcuda().cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel.type, &each, function, kernel.threads,
+                                                        size_t(shape.shared_bytes));
+  const int64_t most = int64_t(each) * attribute_of_current_device(DeviceAttribute::multiprocessors);
+  STD_TORCH_CHECK(shape.blocks <= most, "rnnkern: ", std::string(kernel.type), " needs ", shape.blocks,
+                  " blocks at once, and this device runs ", most);
 }
 
 }  // namespace
@@ -29,7 +28,7 @@ void start(const Kernel& kernel, const Launch& shape, const void* problem, void*
                   " blocks, more than a CUDA grid can have");
   void* const function = function_of(kernel, stream);
   const auto set = [&](FunctionAttribute what, int64_t value) {
-    driver().cuFuncSetAttribute(kernel.type, function, what, int(value));
+    libcuda().cuFuncSetAttribute(kernel.type, function, what, int(value));
   };
   if (shape.shared_bytes > shared_bytes_unasked) set(FunctionAttribute::shared_bytes, shape.shared_bytes);
   if (shape.cluster > cluster_unasked) set(FunctionAttribute::clusters_above_8, 1);
@@ -46,7 +45,7 @@ void start(const Kernel& kernel, const Launch& shape, const void* problem, void*
         LaunchAttribute::cluster_dimension, {}, {.sizes = {unsigned(shape.cluster), 1, 1}}};
   if (shape.cooperative) attributes[config.attribute_count++] = {LaunchAttribute::cooperative, {}, {.on = 1}};
   void* arguments[] = {const_cast<void*>(problem)};
-  driver().cuLaunchKernelEx(kernel.type, &config, function, arguments, nullptr);
+  libcuda().cuLaunchKernelEx(kernel.type, &config, function, arguments, nullptr);
 }
 
 }  // namespace rnnkern::cuda

@@ -69,9 +69,14 @@ void launch(const Launch& shape, const typename K::Problem& problem, void* strea
 }
 
 // Starts one thread per element.
+template <class Problem>
+void start_elements(const Kernel& kernel, int64_t elements, const Problem& problem, void* stream) {
+  start(kernel, {.blocks = (elements + kernel.threads - 1) / kernel.threads}, &problem, stream);
+}
+
 template <class K>
 void launch_elements(int64_t elements, const typename K::Problem& problem, void* stream) {
-  launch<K>({.blocks = (elements + K::threads - 1) / K::threads}, problem, stream);
+  start_elements(kernel<K>, elements, problem, stream);
 }
 
 }  // namespace rnnkern::cuda

@@ -6,7 +6,7 @@
 
 #include "common/fork.h"
 #include "cuda/current.h"
-#include "cuda/driver.h"
+#include "cuda/libcuda.h"
 
 namespace rnnkern::cuda {
 namespace {
@@ -18,10 +18,8 @@ struct Compiled {
 
 // Calls rnnkern/_compiler.py, which caches on disk. `again`: the cached kernel does not load.
 Compiled compile(const Kernel& kernel, bool again) {
-  int device = 0, major = 0, minor = 0;
-  driver().cuCtxGetDevice("the current context", &device);
-  driver().cuDeviceGetAttribute("a device", &major, DeviceAttribute::major, device);
-  driver().cuDeviceGetAttribute("a device", &minor, DeviceAttribute::minor, device);
+  const int major = attribute_of_current_device(DeviceAttribute::major);
+  const int minor = attribute_of_current_device(DeviceAttribute::minor);
   StableIValue stack[] = {torch::stable::detail::from(std::string(kernel.header)),
                           torch::stable::detail::from(std::string(kernel.type)),
                           torch::stable::detail::from("sm_" + std::to_string(major) + std::to_string(minor)),
@@ -36,17 +34,17 @@ Compiled compile(const Kernel& kernel, bool again) {
 void* load(const Kernel& kernel) {
   void *module = nullptr, *function = nullptr;
   Compiled compiled = compile(kernel, false);
-  if (driver().cuModuleLoadData.attempt(&module, compiled.cubin.const_data_ptr())) {
+  if (libcuda().cuModuleLoadData.attempt(&module, compiled.cubin.const_data_ptr())) {
     compiled = compile(kernel, true);
-    driver().cuModuleLoadData(kernel.type, &module, compiled.cubin.const_data_ptr());
+    libcuda().cuModuleLoadData(kernel.type, &module, compiled.cubin.const_data_ptr());
   }
-  driver().cuModuleGetFunction(kernel.type, &function, module, compiled.symbol.c_str());
+  libcuda().cuModuleGetFunction(kernel.type, &function, module, compiled.symbol.c_str());
   return function;
 }
 
 void* current_context() {
   void* context = nullptr;
-  driver().cuCtxGetCurrent("this thread", &context);
+  libcuda().cuCtxGetCurrent("this thread", &context);
   return context;
 }
 

@@ -6,7 +6,7 @@
 
 #if !defined(RNNKERN_INTERPRET)
 #include "cuda/current.h"
-#include "cuda/plans.h"
+#include "cuda/plan.h"
 #endif
 
 namespace rnnkern::device {

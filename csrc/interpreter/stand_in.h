@@ -4,8 +4,8 @@
 
 #include "common/counters.h"
 #include "common/tensor.h"
-#include "cuda/driver.h"
 #include "cuda/facts.h"
+#include "cuda/libcuda.h"
 #include "interpreter/primitives.h"
 
 namespace rnnkern::cuda {

@@ -30,7 +30,7 @@ class Family(NamedTuple):
         """Builds the library for the interpreter."""
         own, libraries = builder.with_torch()
         name = self.name + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
-        common = [f"csrc/common/{name}.cpp" for name in ("counters", "row_layout", "tensor")] + ["csrc/cuda/plans.cpp"]
+        common = [f"csrc/common/{name}.cpp" for name in ("counters", "row_layout", "tensor")] + ["csrc/cuda/plan.cpp"]
         # Libraries of users' cells call the interpreter.
         interpreter = (f"{source} -fvisibility=default" for source in builder.INTERPRETER)
         sources = (*interpreter, f"csrc/interpreter/{self.name}.cpp", *common, *self.sources)

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cells/list.h"
-#include "cuda/sizes.h"
+#include "cuda/kernels.h"
 
 #undef RNNKERN_CELLS
 #define RNNKERN_CELLS(X) X(Lstm) X(GruResetBefore)

@@ -18,7 +18,7 @@ CONFORMANCE = "csrc/interpreter/conformance.cpp"
 FAULTS = "csrc/interpreter/faults.cpp"
 UNORDERED = "csrc/interpreter/unordered.h"
 """The kernels of FAULTS whose result depends on the seed."""
-LAUNCHER = ("common/fork", "common/tensor", "cuda/driver", "cuda/kernel", "cuda/modules", "cuda/plans")
+LAUNCHER = ("common/fork", "common/tensor", "cuda/kernel", "cuda/libcuda", "cuda/modules", "cuda/plan")
 """Sources of the code that launches kernels on a GPU."""
 
 

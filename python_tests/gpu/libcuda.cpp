@@ -1,4 +1,4 @@
-// A CUDA driver without a device, for tests: the functions of libcuda.so.1 that csrc/cuda/driver.h asks for. It tells
+// A CUDA driver without a device, for tests: the functions of libcuda.so.1 that csrc/cuda/libcuda.h asks for. It tells
 // all calls with their arguments, has the facts that it was given, reads cubins as far as a driver must before it can
 // launch, refuses what a driver refuses, and fails where it was told to. Written against NVIDIA's manual, without
 // cuda.h; for one thread.

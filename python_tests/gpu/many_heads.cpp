@@ -59,7 +59,7 @@ void run_last(int64_t heads, const typename Kernel::Problem& problem) {
 std::vector<float> last_of(int64_t heads, bool backward) {
   Memory memory;
   const int64_t hidden = heads * d;
-  const Sequence sequence{1, 1, hidden, heads, nullptr, nullptr, nullptr, false};
+  const Sequence sequence{{1, 1, hidden, nullptr, nullptr, nullptr}, heads, false};
   const S* const R = memory.with<S>(heads * gates * d * d, some(gates * d * d, 0.1f));
   const S* const h0 = memory.with<S>(hidden, some(d, 1));
   std::vector<float> found;

@@ -52,16 +52,16 @@ def eight(*pointers: object) -> list[object]:
     return [*pointers, *[0] * (8 - len(pointers))]
 
 
-Sequence = of(("count batch hidden heads", Count), ("offsets lengths reset", Pointer), ("reverse", Bool))
+Rows = of(("count batch hidden", Count), ("offsets lengths reset", Pointer))
+Sequence = of(*Rows._fields_, ("heads", Count), ("reverse", Bool))
 BlockForward = of(
     ("sequence", Sequence), ("u R bias", Pointer), ("params state", Pointer * 8), ("h", Pointer),
     ("final_state cells", Pointer * 8), ("saved", Pointer),
 )  # fmt: skip
 BlockBackward = of(
-    ("sequence", Sequence), ("first steps rows", Count), ("R", Pointer),
-    ("params cell_state", Pointer * 8), ("h", Pointer), ("cells", Pointer * 8),
-    ("saved previous grad_h grad_scale", Pointer), ("scale_step scale_row", Count),
-    ("carry dparams", Pointer * 8), ("du dr operand", Pointer),
+    ("sequence", Sequence), ("rows", Count), ("params cell_state", Pointer * 8), ("h", Pointer),
+    ("cells", Pointer * 8), ("saved previous grad_h grad_scale", Pointer), ("scale_step scale_row", Count),
+    ("carry dparams", Pointer * 8), ("du dr operand", Pointer), ("first steps", Count), ("R", Pointer),
 )  # fmt: skip
 ClusterForward = of(("call", BlockForward), ("columns", Count))
 GridForward = of(("call", BlockForward), ("members groups sets", Int), ("words", Pointer))
@@ -79,7 +79,6 @@ Accumulate = of(("count inner stride", Count), ("source to", Pointer))
 
 # ---- the relevancy recurrence
 
-Rows = of(("count batch hidden", Count), ("offsets lengths reset", Pointer))
 Memory = of(
     ("slots relevant_size buffer_size", Count),
     ("buffer keys buffer_scores buffer_ids relevant relevant_keys scores ids time", Pointer),
@@ -88,13 +87,14 @@ Remember = of(
     ("batch hidden slots", Count), ("buffer buffer_scores relevant scores buffer_ids ids", Pointer), ("to", Memory)
 )  # fmt: skip
 CellForward = of(("rows hidden", Count), ("u r params reset c h now gates cells", Pointer))
+AttentionForward = of(
+    ("memory", Memory), ("v given", Pointer), ("mix", Float), ("dot", Bool), ("s alpha ids taken", Pointer)
+)  # fmt: skip
 StepwiseAttentionForward = of(
-    ("rows hidden products", Count), ("memory", Memory), ("h key r v reset given", Pointer), ("combine", Float),
-    ("dot", Bool), ("state s alpha ids slots", Pointer),
+    *AttentionForward._fields_, ("rows hidden products", Count), ("h key r reset state", Pointer)
 )  # fmt: skip
 PerSequenceForward = of(
-    ("rows", Rows), ("memory", Memory), ("u V W_a U_a v params given", Pointer), ("combine", Float), ("dot", Bool),
-    ("packed last_s last_c h s alpha ids taken gates cells", Pointer),
+    *AttentionForward._fields_, ("rows", Rows), ("u V W_a U_a params packed last_s last_c h gates cells", Pointer)
 )  # fmt: skip
 Pack = of(("n", Count), ("transposed", Bool), ("V W_a U_a", Pointer), ("gates", Int), ("to", Pointer))
 

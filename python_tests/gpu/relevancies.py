@@ -13,11 +13,8 @@ from python_tests.gpu import drivers
 from rnnkern import _extension, ops
 from rnnkern.ops import Choice
 
-DTYPES = ("float", "device::bfloat16", "device::float16")
-KERNELS = (
-    *(f"per_sequence_kernels.cpp -DRNNKERN_KERNELS_OF={dtype}" for dtype in DTYPES),
-    "cluster_kernels.cpp",
-)
+DTYPES = ("float", "double", "device::bfloat16", "device::float16")
+KERNELS = tuple(f"kernels.cpp -DRNNKERN_KERNELS_OF={dtype}" for dtype in DTYPES)
 DRIVERS = ("plan.cpp", "forward.cpp", "backward.cpp")
 FAMILY = drivers.Family(
     "relevancy",

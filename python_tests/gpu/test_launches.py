@@ -270,7 +270,7 @@ def test_a_block_for_each_sample(driver):
     assert read(problems.PerSequenceForward, loop.parameter) == {
         "rows": {"count": 3, "batch": 3, "hidden": 100, "offsets": 0, "lengths": 0, "reset": 0},
         "memory": memory_of(made), "u": at(given["u"]), **weights, "v": at(given["v"]), "params": 0, "given": 0,
-        "combine": 0.25, "dot": True, "packed": packed, "last_s": at(made["last_s"]), "last_c": at(made["last_c"]),
+        "mix": 0.25, "dot": True, "packed": packed, "last_s": at(made["last_s"]), "last_c": at(made["last_c"]),
         "h": at(made["h"]), "s": at(made["s_of_steps"]), "alpha": at(made["alpha"]), "ids": 0,
         "taken": at(made["taken"]), "gates": at(made["gates"]), "cells": at(made["cells"]),
     }  # fmt: skip
@@ -296,9 +296,9 @@ def test_attention_step_by_step(driver, monkeypatch):
         assert shape(attend) == (3, 256, 32 + 2 * 8 * 128 * 4 + 16, 1, False)  # sums of warps, also by columns; a slot
         assert read(problems.StepwiseAttentionForward, attend.parameter) == {
             "rows": 3, "hidden": hidden, "products": 400, "memory": memory, "h": now, "key": key, "r": r,
-            "v": at(given["v"]), "reset": 0, "given": 0, "combine": 0.25, "dot": True, "state": at(made["last_s"]),
+            "v": at(given["v"]), "reset": 0, "given": 0, "mix": 0.25, "dot": True, "state": at(made["last_s"]),
             "s": at(made["s_of_steps"], t * 600), "alpha": at(made["alpha"], t * 18), "ids": 0,
-            "slots": at(made["taken"], t * 3),
+            "taken": at(made["taken"], t * 3),
         }  # fmt: skip
     for place in (keys, relevant_keys, now, r, key):
         place.one()

@@ -30,7 +30,7 @@ class Mutant(NamedTuple):
 
     @property
     def for_a_gpu(self) -> bool:
-        return "/cuda/" in self.file or self.file.startswith("interpreter/")
+        return "/cuda/" in self.place or self.file.startswith("interpreter/")
 
     @property
     def built_by_its_tests(self) -> bool:

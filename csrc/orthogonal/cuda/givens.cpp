@@ -1,12 +1,8 @@
 // The recurrence with layers of Givens rotations on a CUDA device: cosines and sines in the order of the lanes, then
-// one warp per sequence; in the backward, a kernel that adds the warps' sums. Everything runs on the current stream and
-// allocates through PyTorch; nothing waits for the device.
+// one warp per sequence; in the backward, a kernel that adds the warps' sums.
 #include <algorithm>
 
-#include "common/counters.h"
-#include "cuda/current.h"
 #include "cuda/driver.h"
-#include "cuda/plans.h"
 #include "orthogonal/cuda/givens_backward.cuh"
 #include "orthogonal/cuda/givens_entries.cuh"
 #include "orthogonal/cuda/givens_forward.cuh"
@@ -19,18 +15,26 @@ using rnnkern::read, rnnkern::write;  // of tensors; givens_lanes.cuh has others
 
 namespace {
 
-// Calls f(parts, each) with compile-time numbers, for a packing that uses `each_for`.
-template <class T, int parts, int each, class F>
-auto with_sizes(const Packing& packing, F f) {
-  if constexpr (2 * each <= most_each && fits<T>(2 * each * parts)) {
-    if (packing.each > each) return with_sizes<T, parts, 2 * each>(packing, f);
-  }
-  return f(std::integral_constant<int, parts>(), std::integral_constant<int, each>());
+using cuda::Resident, cuda::Residents;
+
+using LaneSizes = cuda::Sizes<2, 4, 8, 16, 32>;  // numbers per lane
+
+// The kernels for N numbers, or none if no lane can hold its share; the backward keeps this many sums in shared memory.
+template <class T, int parts>
+Residents kernels_of(int64_t numbers, int64_t sums) {
+  return LaneSizes::least((numbers + warp_size - 1) / warp_size, [&](auto each) -> Residents {
+    if constexpr (fits<T>(each() * parts)) {
+      using Forward = ForwardKernel<T, parts, each()>;
+      using Backward = BackwardKernel<T, parts, each()>;
+      return {{&cuda::kernel<Forward>, Forward::bytes(), 1, 1}, {&cuda::kernel<Backward>, Backward::bytes(sums), 1, 1}};
+    }
+    return {};
+  });
 }
 
-template <class T, class F>
-auto with_sizes(const Packing& packing, F f) {
-  return packing.is_complex ? with_sizes<T, 2, 2>(packing, f) : with_sizes<T, 1, 2>(packing, f);
+template <class T>
+Residents kernels_of(int64_t numbers, bool is_complex, int64_t sums = 0) {
+  return is_complex ? kernels_of<T, 2>(numbers, sums) : kernels_of<T, 1>(numbers, sums);
 }
 
 // The cosine or sine ("aten::cos", "aten::sin") of all elements, computed by ATen.
@@ -41,20 +45,19 @@ Tensor elementwise(const char* aten, const Tensor& x) {
 }
 
 template <class T>
-struct Driver : GivensCall {
-  CurrentDevice current;
-  void* stream;
+struct Driver : GivensCall, cuda::Driver {
   Packing packing{};
-  Tensor table, sincos;  // table: offsets and lengths of packed rows, on the device
+  Tensor sincos;
 
   template <class... Arguments>
-  explicit Driver(const Arguments&... arguments) : GivensCall(arguments...), current(u), stream(current.stream()) {
+  explicit Driver(const Arguments&... arguments) : GivensCall(arguments...), cuda::Driver(u) {
     for (const OptionalTensor& x :
          {OptionalTensor(angles), phases, diagonal, OptionalTensor(bias), OptionalTensor(h0), reset})
       require_same_device(x);
     require_of_givens(sequences.steps < INT32_MAX / 2 && sizes.layers < INT32_MAX / 2, "a size is out of bounds");
-    packing = {sizes, each_for<T>(sizes.size, parts()), phases.has_value()};
-    STD_TORCH_CHECK(packing.each > 0, "givens_recurrence: no CUDA kernel takes N = ", sizes.size, " in this dtype");
+    plan.kernels = kernels_of<T>(sizes.size, phases.has_value());
+    packing = {sizes, plan.kernels.padded, phases.has_value()};
+    STD_TORCH_CHECK(plan.kernels, "givens_recurrence: no CUDA kernel takes N = ", sizes.size, " in this dtype");
   }
 
   void require_same_device(const OptionalTensor& x) const {
@@ -62,13 +65,9 @@ struct Driver : GivensCall {
                       "all tensors but `batch_sizes` must be on one device");
   }
 
-  // Fills the fields that the kernels of both directions share.
-  void prepare(Problem<T>& problem) {
-    if (layout.packed()) {
-      table = layout.on_device_of(u, "givens_recurrence", cuda::capturing(stream));
-      sequences.rows = read<int64_t>(table);
-      sequences.lengths = sequences.rows + sequences.steps + 1;
-    }
+  // What the kernels of both directions read.
+  Problem<T> prepare() {
+    set_rows(layout, u, "givens_recurrence", sequences.rows, sequences.lengths);
     sincos = empty(u, {2 * packing.bias()});
     TurnProblem<T> turning{packing, {}, {}, at()};
     Tensors kept;
@@ -81,14 +80,8 @@ struct Driver : GivensCall {
       turning.sines[k] = read<T>(kept[2 * k + 1]);
     }
     cuda::launch_elements<TurnKernel<T>>(packing.bias(), turning, stream);
-    problem.packing = packing;
-    problem.sequences = sequences;
-    problem.stages = int(packing.stages());
-    problem.last_stage = int((sizes.layers + problem.stages - 1) % problem.stages);
-    problem.sincos = at();
-    problem.bias = read<T>(bias);
-    problem.u = read<T>(u);
-    problem.h0 = read<T>(h0);
+    const int stages = int(packing.stages()), last_stage = int((sizes.layers + stages - 1) % stages);
+    return {packing, sequences, stages, last_stage, at(), read<T>(bias), read<T>(u), read<T>(h0)};
   }
 
   SinCos<T>* at() const { return write<SinCos<T>>(sincos); }
@@ -102,14 +95,8 @@ struct Driver : GivensCall {
     const Tensors found = results(empty_of_sizes(u, u));
     if (is_empty(found, state)) return found;
     tell("forward");
-    ForwardProblem<T> problem{};
-    prepare(problem);
-    problem.h = write<T>(found[0]);
-    problem.last = write<T>(found[1]);
-    with_sizes<T>(packing, [&](auto parts, auto each) {
-      using Kernel = ForwardKernel<T, parts(), each()>;
-      cuda::launch<Kernel>({.blocks = sequences.batch, .shared_bytes = Kernel::bytes()}, problem, stream);
-    });
+    const ForwardProblem<T> problem{prepare(), write<T>(found[0]), write<T>(found[1])};
+    start(plan.kernels.forward, problem, sequences.batch);
     return found;
   }
 
@@ -119,49 +106,32 @@ struct Driver : GivensCall {
     const Tensors found = gradients(empty_of_sizes(u, u));
     if (is_empty(found, grad_last)) return found;
     tell("backward");
-    BackwardProblem<T> problem{};
-    prepare(problem);
     const int64_t blocks = std::min(sequences.batch, most_parts);
     const Tensor sums = empty(u, {blocks, packing.total()});
-    problem.h = read<T>(h);
-    problem.grad_h = read<T>(grad_h);
-    problem.grad_last = read<T>(grad_last);
-    problem.grad_u = write<T>(found[0]);
-    problem.grad_h0 = write<T>(found[3]);
-    problem.sums = write<T>(sums);
-    problem.on_chip = sums_fit(blocks);
-    with_sizes<T>(packing, [&](auto parts, auto each) {
-      using Kernel = BackwardKernel<T, parts(), each()>;
-      const int64_t bytes = Kernel::bytes(problem.on_chip ? packing.total() : 0);
-      cuda::launch<Kernel>({.blocks = blocks, .shared_bytes = bytes}, problem, stream);
-    });
+    const Resident on_chip = kernels_of<T>(sizes.size, packing.is_complex, packing.total()).backward;
+    const bool fits = fits_beside_others(on_chip.shared_bytes, blocks);
+    const BackwardProblem<T> problem{prepare(),          read<T>(h),         read<T>(grad_h), read<T>(grad_last),
+                                     write<T>(found[0]), write<T>(found[3]), write<T>(sums),  fits};
+    start(fits ? on_chip : plan.kernels.backward, problem, blocks);
     const auto to = [&](size_t place) { return place < found.size() ? write<T>(found[place]) : nullptr; };
     cuda::launch_elements<SumKernel<T>>(packing.total(), {packing, blocks, read<T>(sums), {to(1), to(4), to(5), to(2)}},
                                         stream);
     return found;
   }
 
-  // Whether the sums of all blocks that run on a multiprocessor at once fit into its shared memory.
-  bool sums_fit(int64_t blocks) const {
+  // Whether all blocks that run on a multiprocessor at once get this much shared memory.
+  bool fits_beside_others(int64_t bytes, int64_t blocks) const {
     const cuda::Facts facts = cuda::facts_of_current(stream);
-    const int64_t together = (blocks + facts.multiprocessors - 1) / facts.multiprocessors;
-    const int64_t bytes = with_sizes<T>(
-        packing, [&](auto parts, auto each) { return BackwardKernel<T, parts(), each()>::bytes(packing.total()); });
-    return together * bytes <= facts.shared_bytes;
+    return (blocks + facts.multiprocessors - 1) / facts.multiprocessors * bytes <= facts.shared_bytes;
   }
 };
 
 template <class T>
 std::string programs(bool is_complex, int64_t size) {
-  Packing packing{};
-  packing.is_complex = is_complex;
-  packing.each = each_for<T>(size, is_complex ? 2 : 1);
-  if (packing.each == 0) return "[]";
-  return with_sizes<T>(packing, [](auto parts, auto each) {
-    return cuda::programs_of({&cuda::kernel<TurnKernel<T>>, &cuda::kernel<SumKernel<T>>,
-                              &cuda::kernel<ForwardKernel<T, parts(), each()>>,
-                              &cuda::kernel<BackwardKernel<T, parts(), each()>>});
-  });
+  const Residents kernels = kernels_of<T>(size, is_complex);
+  if (!kernels) return "[]";
+  return cuda::programs_of(
+      {&cuda::kernel<TurnKernel<T>>, &cuda::kernel<SumKernel<T>>, kernels.forward.kernel, kernels.backward.kernel});
 }
 
 }  // namespace

@@ -16,21 +16,12 @@ struct alignas(2 * sizeof(T)) SinCos {
 };
 
 constexpr int64_t most_parts = 1024;  // maximum number of partial sums over sequences, one per warp, on every device
-constexpr int64_t most_each = 32;     // maximum of numbers per lane, a power of two from 2 on
 constexpr int64_t most_words = 64;    // maximum of 4-byte registers for the state of a lane; half as many doubles
 
 // Whether a lane can hold this many reals of a state.
 template <class T>
 constexpr bool fits(int64_t reals) {
   return reals * int64_t(sizeof(T)) * int64_t(sizeof(T)) / 16 <= most_words;
-}
-
-// `each` for N numbers of `parts` reals, or 0 if no kernel can hold them.
-template <class T>
-int64_t each_for(int64_t numbers, int64_t parts) {
-  int64_t each = 2;
-  while (each * warp_size < numbers) each *= 2;
-  return each <= most_each && fits<T>(each * parts) ? each : 0;
 }
 
 // All parameters, in the order in which lanes read them: entry (l, k, lane) of the angles and of the phases belongs to

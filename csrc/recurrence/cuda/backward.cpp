@@ -17,7 +17,10 @@ struct Gradients {
 template <class S>
 struct BackwardDriver : CudaDriver<S> {
   using Base = CudaDriver<S>;
-  using Base::call, Base::plan, Base::sequence, Base::stream, Base::head_size, Base::head_width, Base::noise;
+  using Base::buffer, Base::by_head, Base::call, Base::columns_of, Base::columns_of_state, Base::drop;
+  using Base::gate_columns, Base::head_size, Base::head_width, Base::multiplication, Base::narrowed, Base::noise;
+  using Base::plan, Base::projection, Base::rows_of_R, Base::run_resident, Base::sequence, Base::sequence_of_h;
+  using Base::start_forward, Base::start_step, Base::step_forward, Base::stream, Base::widened;
   using typename Base::A;
 
   const CellInfo& cell;
@@ -47,15 +50,15 @@ struct BackwardDriver : CudaDriver<S> {
     STD_TORCH_CHECK(grad.state.empty() || grad.state.size() == call.state.size(),
                     "recurrence_backward: wrong `grad_state`");
     for (size_t s = 0; s < known; ++s)
-      cells.push_back(call.sized("saved", saved_[s], call.rows * call.hidden, Base::arithmetic));
-    if (has_gates) saved = call.sized("saved", saved_[known], call.rows * cell.saved * call.hidden, Base::arithmetic);
-    if (has_candidates) candidates = call.sized("saved", saved_.back(), call.rows * call.hidden, Base::arithmetic);
+      cells.push_back(call.sized("saved", saved_[s], call.rows * call.hidden, arithmetic<S>));
+    if (has_gates) saved = call.sized("saved", saved_[known], call.rows * cell.saved * call.hidden, arithmetic<S>);
+    if (has_candidates) candidates = call.sized("saved", saved_.back(), call.rows * call.hidden, arithmetic<S>);
     if (grad.h) grad.h = call.sized("grad_h", *grad.h, call.rows * call.width);
     const bool per_sequence = grad.scale && grad.scale->dim() == 2;
     if (grad.scale)
       grad.scale = call.sized("grad_scale", *grad.scale, call.steps.count * (per_sequence ? call.steps.batch : 1));
     for (size_t s = 0; s < grad.state.size(); ++s)
-      call.sized("grad_state", grad.state[s], call.steps.batch * this->columns_of_state(int(s)));
+      call.sized("grad_state", grad.state[s], call.steps.batch * columns_of_state(int(s)));
   }
 
   bool has_operand() const { return cell.two_products() || cell.projected; }
@@ -67,43 +70,42 @@ struct BackwardDriver : CudaDriver<S> {
     du = call.rows_like_u(cell.gates * hidden);
     Tensors outputs{du};
     for (int s = 0; s < cell.states; ++s) {
-      carry.push_back(this->widened(grad.state.empty() ? OptionalTensor() : grad.state[s], this->columns_of_state(s)));
+      carry.push_back(widened(grad.state.empty() ? OptionalTensor() : grad.state[s], columns_of_state(s)));
     }
     for (int i = 0; i < cell.params; ++i) {
-      dparams.push_back(this->widened({}, cell.normalised && i == 0 ? cell.recurrent * hidden : hidden));
+      dparams.push_back(widened({}, cell.normalised && i == 0 ? cell.recurrent * hidden : hidden));
     }
-    if (cell.projected) dW_hr_sum = zeros(call.u, {call.width, hidden}, Base::arithmetic);
-    if (grad.needs_R) dR_sum = zeros(call.u, {call.heads, this->gate_columns(), head_width}, Base::arithmetic);
+    if (cell.projected) dW_hr_sum = zeros(call.u, {call.width, hidden}, arithmetic<S>);
+    if (grad.needs_R) dR_sum = zeros(call.u, {call.heads, gate_columns(), head_width}, arithmetic<S>);
     if (grad.needs_bias)
-      dbias_sum = zeros(call.u, {cell.normalised ? batch : call.heads, this->gate_columns()}, Base::arithmetic);
+      dbias_sum = zeros(call.u, {cell.normalised ? batch : call.heads, gate_columns()}, arithmetic<S>);
 
-    const int64_t chunk = plan.chunk_steps < count ? plan.chunk_steps : count;
+    const int64_t chunk = std::min(plan.chunk_steps, count);
     allocate(chunk * batch);
     for (int64_t done = 0; done < count; done += chunk) {
-      const int64_t steps = chunk < count - done ? chunk : count - done;
+      const int64_t steps = std::min(chunk, count - done);
       const int64_t from = call.steps.reverse ? done : count - done - steps;
       const int64_t rows = call.steps.offset(from + steps) - call.steps.offset(from);
       if (rows) run_chunk(from, steps, rows);
     }
-    if (plan.stepwise() && finished >= 0) step(-1, 0, 0, 0);
+    if (plan.stepwise() && finished >= 0) step(-1, 0, arguments(0, nullptr));
 
-    outputs.push_back(grad.needs_R ? like_R(this->narrowed(dR_sum)) : empty(call.u, {0}));
+    outputs.push_back(grad.needs_R ? like_R(narrowed(dR_sum)) : empty(call.u, {0}));
     outputs.push_back(grad.needs_bias ? bias_gradient() : empty(call.u, {0}));
-    for (const Tensor& s : carry) outputs.push_back(this->narrowed(s));
-    for (const Tensor& x : dparams)
-      outputs.push_back(grad.needs_params ? this->narrowed(sum(x, 0)) : empty(call.u, {0}));
-    if (cell.projected) outputs.push_back(grad.needs_params ? this->narrowed(dW_hr_sum) : empty(call.u, {0}));
+    for (const Tensor& s : carry) outputs.push_back(narrowed(s));
+    for (const Tensor& x : dparams) outputs.push_back(grad.needs_params ? narrowed(sum(x, 0)) : empty(call.u, {0}));
+    if (cell.projected) outputs.push_back(grad.needs_params ? narrowed(dW_hr_sum) : empty(call.u, {0}));
     return outputs;
   }
 
   Tensor like_R(const Tensor& x) const {
     return call.R.dim() == 2 ? shaped(x, {cell.recurrent * call.hidden, call.width})
-                             : shaped(x, {call.heads, this->gate_columns(), head_size});
+                             : shaped(x, {call.heads, gate_columns(), head_size});
   }
 
   // From (K, Q, D) to (Q, K, D).
   Tensor bias_gradient() const {
-    if (cell.normalised) return this->narrowed(sum(dbias_sum, 0));
+    if (cell.normalised) return narrowed(sum(dbias_sum, 0));
     const Tensor by_head = shaped(dbias_sum, {call.heads, cell.recurrent, head_size});
     const Tensor columns = empty(call.u, {cell.recurrent, call.heads, head_size});
     copy(columns, transposed(by_head, 0, 1));
@@ -111,36 +113,35 @@ struct BackwardDriver : CudaDriver<S> {
   }
 
   void allocate(int64_t rows) {
-    previous = this->buffer(rows, head_width);
-    dropped = noise.mask ? this->buffer(rows, head_width) : previous;
+    previous = buffer(rows, head_width);
+    dropped = noise.mask ? buffer(rows, head_width) : previous;
     if (recompute) {
-      r = this->buffer(rows, this->gate_columns());
-      gates = this->buffer(rows, cell.saved * head_size, Base::arithmetic);
+      r = buffer(rows, gate_columns());
+      gates = buffer(rows, cell.saved * head_size, arithmetic<S>);
       for (int s = 1; call.known.kernels && s < cell.states; ++s)
-        old_states.push_back(this->buffer(rows, head_size, Base::arithmetic));
+        old_states.push_back(buffer(rows, head_size, arithmetic<S>));
     }
-    if (!one_gradient()) dr = this->buffer(rows, this->gate_columns());
-    if (has_operand()) operand = this->buffer(rows, head_size);
+    if (!one_gradient()) dr = buffer(rows, gate_columns());
+    if (has_operand()) operand = buffer(rows, head_size);
     if (cell.projected) {
-      dh = this->buffer(rows, head_width);
-      step_dh = this->buffer(call.steps.batch, head_width);
-      from_W_hr = this->buffer(call.steps.batch, head_size);
+      dh = buffer(rows, head_width);
+      step_dh = buffer(call.steps.batch, head_width);
+      from_W_hr = buffer(call.steps.batch, head_size);
       dW_hr_partial = empty_of_sizes(call.u, call.params[0]);
     }
-    if (cell.normalised) workspace = this->buffer(call.steps.batch, this->gate_columns(), Base::arithmetic);
+    if (cell.normalised) workspace = buffer(call.steps.batch, gate_columns(), arithmetic<S>);
     if (grad.needs_R) dR_partial = empty(call.u, {call.R.numel()});
     if (plan.stepwise()) {
-      step_dr = this->buffer(call.steps.batch, this->gate_columns());
-      from_R = this->buffer(call.steps.batch, head_width);
+      step_dr = buffer(call.steps.batch, gate_columns());
+      from_R = buffer(call.steps.batch, head_width);
     }
   }
 
   void run_chunk(int64_t from, int64_t steps, int64_t rows) {
     const int64_t row = call.steps.offset(from);
     cuda::launch_elements<PreviousKernel<S, S>>(
-        rows * call.width, {this->sequence_of_h, from, rows, read<S>(h), read<S>(call.state[0]), write<S>(previous)},
-        stream);
-    if (noise.mask) drop(from, rows, previous, dropped);
+        rows * call.width, {sequence_of_h, from, rows, read<S>(h), read<S>(call.state[0]), write<S>(previous)}, stream);
+    if (noise.mask) drop(sequence_of_h, from, rows, previous, dropped);
     Sequence dense = sequence;
     dense.heads = 1;
     for (size_t s = 0; s < old_states.size(); ++s)
@@ -149,27 +150,16 @@ struct BackwardDriver : CudaDriver<S> {
           {dense, from, rows, read<A>(cells[s]), read<S>(call.state[s + 1]), write<A>(old_states[s])}, stream);
     if (recompute) compute_gates(from, row, rows);
     const A* chunk_gates = recompute ? read<A>(gates) : read<A>(saved) + row * cell.saved * call.hidden;
+    const RangeBackward<S> range = arguments(rows, chunk_gates);
     if (plan.stepwise())
-      run_stepwise(from, steps, rows, chunk_gates);
+      run_stepwise(from, steps, range);
     else
-      run_resident(from, steps, rows, chunk_gates);
+      run_resident(plan.kernels.backward, BlockBackward<S>{range, from, steps, read<S>(call.R)});
     add_weight_gradients(row, rows);
   }
 
-  void drop(int64_t from, int64_t rows, const Tensor& x, const Tensor& to) const {
-    cuda::launch_elements<DropKernel<S>>(
-        rows * call.width, {this->sequence_of_h, from, rows, noise.mask, read<S>(x), write<S>(to)}, stream);
-  }
-
   void compute_gates(int64_t from, int64_t row, int64_t rows) {
-    StepForward<S> p{};
-    p.rows = rows;
-    p.hidden = call.hidden;
-    p.heads = call.heads;
-    p.u = read<S>(call.u) + row * cell.gates * call.hidden;
-    p.r = read<S>(r);
-    p.bias = read<S>(call.bias);
-    for (int i = 0; i < cell.params; ++i) p.params[i] = read<S>(call.params[i]);
+    StepForward<S> p = step_forward(rows, row, r);
     p.previous = read<S>(previous);
     // Gates of built-in cells do not depend on the other states.
     for (int s = 1; call.known.kernels && s < cell.states; ++s) p.state[s] = read<A>(old_states[s - 1]);
@@ -178,24 +168,23 @@ struct BackwardDriver : CudaDriver<S> {
       StepForward<S> q = p;
       q.operand = write<S>(operand);
       q.operand_by_head = true;
-      this->start(q);
-      if (noise.mask) drop(from, rows, operand, operand);
+      start_forward(q);
+      if (noise.mask) drop(sequence_of_h, from, rows, operand, operand);
       multiply_rows(operand, rows, cell.first_gates, cell.recurrent);
     }
     p.saved = write<A>(gates);
-    this->start(p);
+    start_forward(p);
   }
 
   void multiply_rows(const Tensor& x, int64_t rows, int first, int last) const {
-    this->multiplication(this->columns_of(this->by_head(r, rows, this->gate_columns()), first, last),
-                         this->by_head(x, rows, head_width), transposed(this->rows_of_R(first, last), 1, 2))
+    multiplication(columns_of(by_head(r, rows, gate_columns()), first, last), by_head(x, rows, head_width),
+                   transposed(rows_of_R(first, last), 1, 2))
         .run();
   }
 
-  // Fills the fields that all kernels share.
-  template <class Problem>
-  Problem problem(int64_t rows, const A* chunk_gates) const {
-    Problem p{};
+  // What all kernels of a chunk read and write.
+  RangeBackward<S> arguments(int64_t rows, const A* chunk_gates) const {
+    RangeBackward<S> p{};
     p.sequence = sequence;
     p.rows = rows;
     for (size_t i = 0; i < dparams.size(); ++i) {
@@ -221,25 +210,17 @@ struct BackwardDriver : CudaDriver<S> {
     return p;
   }
 
-  // Runs all steps of the chunk in one kernel that keeps R.
-  void run_resident(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) const {
-    auto p = problem<BlockBackward<S>>(rows, chunk_gates);
-    p.first = from;
-    p.steps = steps;
-    p.R = read<S>(call.R);
-    Base::run_resident(plan.kernels.backward, p);
-  }
-
-  void run_stepwise(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) {
+  void run_stepwise(int64_t from, int64_t steps, const RangeBackward<S>& range) {
     for (int64_t k = 0; k < steps; ++k) {
       const int64_t t = call.steps.reverse ? from + k : from + steps - 1 - k;
-      if (call.steps.rows(t)) step(t, call.steps.offset(t) - call.steps.offset(from), rows, chunk_gates);
+      if (call.steps.rows(t)) step(t, call.steps.offset(t) - call.steps.offset(from), range);
     }
   }
 
   // Finishes the step processed before; then processes step t, unless t is -1.
-  void step(int64_t t, int64_t here, int64_t rows, const A* chunk_gates) {
-    auto p = problem<StepBackward<S>>(rows, chunk_gates);
+  void step(int64_t t, int64_t here, const RangeBackward<S>& range) {
+    const StepKernels& kernels = this->steps[noise.any()];
+    StepBackward<S> p{range};
     p.candidates = read<A>(candidates);
     p.bias = read<S>(call.bias);
     p.dbias = cell.normalised && grad.needs_bias ? write<A>(dbias_sum) : nullptr;
@@ -251,21 +232,17 @@ struct BackwardDriver : CudaDriver<S> {
     p.here = here;
     p.finished = finished;
     p.finished_alive = finished_alive;
-    p.threads = p.alive > finished_alive ? p.alive : finished_alive;
+    p.threads = std::max(p.alive, finished_alive);
     p.from_R = read<S>(from_R);
     p.step_dr = write<S>(step_dr);
     if (cell.projected) {
       StepBackward<S> q = p;
-      q.sequence = this->sequence_of_h;
+      q.sequence = sequence_of_h;
       q.dh = write<S>(dh);
       q.step_dh = write<S>(step_dh);
-      const int64_t elements = q.threads * call.width;
-      if (noise.any())
-        cuda::launch_elements<StepProjectedBackwardKernel<S, true>>(elements, q, stream);
-      else
-        cuda::launch_elements<StepProjectedBackwardKernel<S, false>>(elements, q, stream);
+      start_step(kernels.projected_backward, q.threads, call.width, q);
     } else {
-      this->start(p);
+      start_step(kernels.backward, p.threads, call.hidden, p);
     }
     if (t < 0) return;
     if (p.alive != alive) {
@@ -273,15 +250,15 @@ struct BackwardDriver : CudaDriver<S> {
       first = prepare(0, cell.first_gates);
       if (cell.two_products()) second = prepare(cell.first_gates, cell.recurrent);
       if (cell.projected)
-        second = this->multiplication(this->by_head(from_W_hr, alive, head_size),
-                                      this->by_head(step_dh, alive, head_width), this->projection());
+        second =
+            multiplication(by_head(from_W_hr, alive, head_size), by_head(step_dh, alive, head_width), projection());
     }
     if (has_operand()) {
       second.run();
       if (cell.projected) p.from_R = read<S>(from_W_hr);
       p.second = cell.two_products();
       p.threads = p.alive;
-      this->start(p);
+      start_step(kernels.backward, p.threads, call.hidden, p);
     }
     first.run();
     finished = t;
@@ -290,30 +267,28 @@ struct BackwardDriver : CudaDriver<S> {
 
   // from_R = dr R for the gates first..last-1 of one step.
   Multiplication prepare(int first, int last) const {
-    return this->multiplication(this->by_head(from_R, alive, head_width),
-                                this->columns_of(this->by_head(step_dr, alive, this->gate_columns()), first, last),
-                                this->rows_of_R(first, last));
+    return multiplication(by_head(from_R, alive, head_width),
+                          columns_of(by_head(step_dr, alive, gate_columns()), first, last), rows_of_R(first, last));
   }
 
   void add_weight_gradients(int64_t row, int64_t rows) {
     const Tensor own = one_gradient() ? shaped(part(shaped(du, {call.rows, cell.gates * call.hidden}), 0, row, rows),
-                                               {1, rows, this->gate_columns()})
-                                      : this->by_head(dr, rows, this->gate_columns());
+                                               {1, rows, gate_columns()})
+                                      : by_head(dr, rows, gate_columns());
     if (grad.needs_R) {
       add_product(own, dropped, rows, 0, cell.first_gates);
       if (cell.two_products()) add_product(own, operand, rows, cell.first_gates, cell.recurrent);
     }
     if (cell.projected) {
-      this->multiplication(shaped(dW_hr_partial, {1, call.width, call.hidden}),
-                           transposed(this->by_head(dh, rows, call.width), 1, 2),
-                           this->by_head(operand, rows, call.hidden))
+      multiplication(shaped(dW_hr_partial, {1, call.width, call.hidden}),
+                     transposed(by_head(dh, rows, call.width), 1, 2), by_head(operand, rows, call.hidden))
           .run();
       const int64_t all = dW_hr_sum.numel();
       cuda::launch_elements<AccumulateKernel<S>>(all, {all, all, all, read<S>(dW_hr_partial), write<A>(dW_hr_sum)},
                                                  stream);
     }
     if (grad.needs_bias && !cell.normalised) {
-      const Tensor sums = sum(own, 1, Base::arithmetic);
+      const Tensor sums = sum(own, 1, arithmetic<S>);
       const int64_t all = sums.numel();
       cuda::launch_elements<AccumulateKernel<A>>(all, {all, all, all, read<A>(sums), write<A>(dbias_sum)}, stream);
     }
@@ -323,13 +298,11 @@ struct BackwardDriver : CudaDriver<S> {
   void add_product(const Tensor& own, const Tensor& x, int64_t rows, int first, int last) const {
     const int64_t inner = (last - first) * head_size * head_width, all = call.heads * inner;
     const Tensor partial = shaped(part(dR_partial, 0, 0, all), {call.heads, (last - first) * head_size, head_width});
-    this->multiplication(partial, transposed(this->columns_of(own, first, last), 1, 2),
-                         this->by_head(x, rows, head_width))
-        .run();
-    cuda::launch_elements<AccumulateKernel<S>>(all,
-                                               {all, inner, this->gate_columns() * head_width, read<S>(partial),
-                                                write<A>(dR_sum) + first * head_size * head_width},
-                                               stream);
+    multiplication(partial, transposed(columns_of(own, first, last), 1, 2), by_head(x, rows, head_width)).run();
+    cuda::launch_elements<AccumulateKernel<S>>(
+        all,
+        {all, inner, gate_columns() * head_width, read<S>(partial), write<A>(dR_sum) + first * head_size * head_width},
+        stream);
   }
 };
 

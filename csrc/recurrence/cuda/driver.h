@@ -1,14 +1,10 @@
-// Shared by the CUDA drivers of both directions: the plan, the sequence as kernels see it, and the products between
-// kernels. Everything runs on the current stream and allocates through PyTorch; nothing waits for the device.
+// Shared by the CUDA drivers of both directions: the sequence as kernels see it, and the products between kernels.
 #pragma once
 
-#include "common/counters.h"
-#include "cuda/current.h"
 #include "cuda/driver.h"
 #include "recurrence/call.h"
 #include "recurrence/cuda/plan.h"
 #include "recurrence/cuda/step_normalised.cuh"
-#include "recurrence/cuda/step_projected.cuh"
 
 namespace rnnkern {
 
@@ -19,24 +15,18 @@ struct Multiplication {
 };
 
 template <class S>
-struct CudaDriver {
+struct CudaDriver : cuda::Driver {
   using A = Arithmetic<S>;
-  static constexpr bool narrow = rnnkern::narrow<S>;
-  static constexpr ScalarType arithmetic = rnnkern::arithmetic<S>;
 
   const Call& call;
-  CurrentDevice current;
-  void* stream;
-  Plan plan;
-  const StepTable& steps;
+  const StepKernels* steps;          // of KernelTable
   Sequence sequence, sequence_of_h;  // in sequence_of_h, `hidden` is the number of columns of h
   int64_t head_size, head_width;     // of a head: units, and columns of h
-  Tensor table;                      // offsets and lengths of packed rows, on the device
   StepNoise<A> noise{};
   Tensor mask;  // dropout mask
 
   CudaDriver(const Call& call, const char* direction)
-      : call(call), current(call.u), stream(current.stream()), steps(table_of<S>(call.known).steps) {
+      : Driver(call.u), call(call), steps(table_of<S>(call.known).steps) {
     const Steps& over = call.steps;
     plan = plan_recurrence({cuda::facts_of_current(stream),
                             call.known,
@@ -46,14 +36,9 @@ struct CudaDriver {
                             allows_tf32});
     head_size = call.hidden / call.heads;
     head_width = call.width / call.heads;
-    sequence = {over.count, over.batch, call.hidden, call.heads};
-    sequence.reset = read<bool>(call.reset);
-    sequence.reverse = over.reverse;
-    if (call.layout.packed()) {
-      table = call.layout.on_device_of(call.u, "recurrence", cuda::capturing(stream));
-      sequence.offsets = read<int64_t>(table);
-      sequence.lengths = sequence.offsets + over.count + 1;
-    }
+    sequence = {
+        {over.count, over.batch, call.hidden, nullptr, nullptr, read<bool>(call.reset)}, call.heads, over.reverse};
+    set_rows(call.layout, call.u, "recurrence", sequence.offsets, sequence.lengths);
     sequence_of_h = sequence;
     sequence_of_h.hidden = call.width;
     if (call.noise.any()) draw();
@@ -68,43 +53,60 @@ struct CudaDriver {
     noise.seed = call.noise.seed;
     const double rate = call.noise.dropout;
     if (rate == 0) return;
-    mask = empty(call.u, {call.steps.batch, call.width}, arithmetic);
+    mask = empty(call.u, {call.steps.batch, call.width}, arithmetic<S>);
     noise.mask = write<A>(mask);
     cuda::launch_elements<MaskKernel<S>>(
         mask.numel(), {call.steps.batch, call.width, threshold(rate), A(1 / (1 - rate)), noise.seed, write<A>(mask)},
         stream);
   }
 
-  // Runs the whole loop in a kernel that keeps R, one of Plan::kernels.
+  // Runs all steps in a kernel that keeps R.
   template <class Problem>
   void run_resident(const Resident& kernel, const Problem& problem) const {
-    const auto start = [&](const cuda::Launch& shape, const auto& problem) {
-      cuda::start(*kernel.kernel, shape, &problem, stream);
-    };
-    if (plan.kind == KernelKind::grid) {
-      static_assert(sizeof(device::Word16) == 2 * sizeof(int64_t));
-      const Tensor words = zeros(call.u, {2 * kernel.words}, ScalarType::Long);
-      const cuda::Launch shape{plan.grid.blocks(), kernel.shared_bytes, 1, true};
-      return start(shape,
-                   OnGrid<Problem>{problem, plan.grid, reinterpret_cast<device::Word16*>(write<int64_t>(words))});
-    }
-    const int64_t tiles = (call.steps.batch + kernel.columns - 1) / kernel.columns;
-    const cuda::Launch shape{tiles * call.heads * kernel.cluster, kernel.shared_bytes, kernel.cluster};
-    if (plan.kind == KernelKind::block) return start(shape, problem);
-    start(shape, OnCluster<Problem>{problem, kernel.columns});
+    const int64_t batch = call.steps.batch;
+    if (plan.kind == KernelKind::block) return start(kernel, problem, batch, call.heads);
+    if (plan.kind == KernelKind::cluster) return start(kernel, OnCluster<Problem>{problem, kernel.columns}, batch);
+    static_assert(sizeof(device::Word16) == 2 * sizeof(int64_t));
+    const Tensor words = zeros(call.u, {2 * kernel.words}, ScalarType::Long);
+    start(kernel, OnGrid<Problem>{problem, kernel.grid, reinterpret_cast<device::Word16*>(write<int64_t>(words))},
+          batch);
+  }
+
+  template <class Problem>
+  void set_weights(Problem& p) const {
+    p.bias = read<S>(call.bias);
+    for (int i = 0; i < call.cell.params; ++i) p.params[i] = read<S>(call.params[i]);
+  }
+
+  // The arguments of the pointwise forward of rows whose products are in r, from `row` on.
+  StepForward<S> step_forward(int64_t rows, int64_t row, const Tensor& r) const {
+    StepForward<S> p{};
+    set_weights(p);
+    p.rows = rows;
+    p.hidden = call.hidden;
+    p.heads = call.heads;
+    p.u = read<S>(call.u) + row * call.cell.gates * call.hidden;
+    p.r = read<S>(r);
+    return p;
+  }
+
+  // to = x times the dropout mask, of rows of `columns` from step `first` on.
+  void drop(const Sequence& columns, int64_t first, int64_t rows, const Tensor& x, const Tensor& to) const {
+    cuda::launch_elements<DropKernel<S>>(rows * call.width,
+                                         {columns, first, rows, noise.mask, read<S>(x), write<S>(to)}, stream);
   }
 
   // (B, columns) in arithmetic precision: a copy of `from`, or zeros.
   Tensor widened(const OptionalTensor& from, int64_t columns) const {
-    if (!from) return zeros(call.u, {call.steps.batch, columns}, arithmetic);
-    const Tensor wide = empty(call.u, {call.steps.batch, columns}, arithmetic);
+    if (!from) return zeros(call.u, {call.steps.batch, columns}, arithmetic<S>);
+    const Tensor wide = empty(call.u, {call.steps.batch, columns}, arithmetic<S>);
     copy(wide, *from);
     return wide;
   }
 
   // Converts to the dtype of the call; returns `wide` itself if it has that dtype.
   Tensor narrowed(const Tensor& wide) const {
-    if constexpr (!narrow) return wide;
+    if constexpr (!narrow<S>) return wide;
     const Tensor stored = empty_of_sizes(call.u, wide);
     copy(stored, wide);
     return stored;
@@ -144,15 +146,15 @@ struct CudaDriver {
 
   int64_t gate_columns() const { return call.cell.recurrent * head_size; }
 
-  // Starts a thread for each unit of `rows` rows or, with layer norm, a block for each row.
+  // Starts a thread for each of `columns` of `rows` rows or, with layer norm, a block for each row.
   template <class Problem>
-  void start_step(const cuda::Kernel* const (&kernels)[2], int64_t rows, const Problem& problem) const {
-    cuda::Launch shape{(rows * call.hidden + step_threads - 1) / step_threads};
-    if (call.cell.normalised) shape = {rows, 2 * norm_warps * int64_t(sizeof(A))};
-    cuda::start(*kernels[problem.noise.any()], shape, &problem, stream);
+  void start_step(const cuda::Kernel* kernel, int64_t rows, int64_t columns, const Problem& p) const {
+    if (!call.cell.normalised) return cuda::start_elements(*kernel, rows * columns, p, stream);
+    cuda::start(*kernel, {rows, 2 * norm_warps * int64_t(sizeof(A))}, &p, stream);
   }
-  void start(const StepForward<S>& problem) const { start_step(steps.forward, problem.rows, problem); }
-  void start(const StepBackward<S>& problem) const { start_step(steps.backward, problem.threads, problem); }
+  void start_forward(const StepForward<S>& p) const {
+    start_step(steps[p.noise.any()].forward, p.rows, call.hidden, p);
+  }
 };
 
 }  // namespace rnnkern

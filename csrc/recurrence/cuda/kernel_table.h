@@ -14,8 +14,12 @@
 #include "recurrence/cuda/kernels.h"
 #include "recurrence/cuda/step.cuh"
 #include "recurrence/cuda/step_normalised.cuh"
+#include "recurrence/cuda/step_projected.cuh"
 
 namespace rnnkern {
+
+using BlockSizes = cuda::Sizes<32, 64, 128>;                      // units of a head
+using ClusterSizes = cuda::Sizes<256, 384, 512, 640, 768, 1024>;  // H
 
 constexpr int most_resident_gates = 4;  // more gates need too many registers
 
@@ -38,26 +42,26 @@ constexpr bool has_cluster(int D) {
 }
 
 template <class Cell, class M>
-Residents block_kernels(int padded) {
-  return BlockSizes::visit(padded, [](auto D) -> Residents {
+Residents block_kernels(int64_t units) {
+  return BlockSizes::least(units, [](auto D) -> Residents {
     if constexpr (has_block<Cell, M>(D())) {
       using Forward = BlockForwardKernel<Cell, M, D()>;
       using Backward = BlockBackwardKernel<Cell, M, D()>;
-      return {{&cuda::kernel<Forward>, Forward::Tile::columns, Forward::shared_size},
-              {&cuda::kernel<Backward>, Backward::Tile::columns, Backward::shared_size}};
+      return {{&cuda::kernel<Forward>, Forward::shared_size, 1, Forward::Tile::columns},
+              {&cuda::kernel<Backward>, Backward::shared_size, 1, Backward::Tile::columns}};
     }
     return {};
   });
 }
 
 template <class Cell, class M>
-Residents cluster_kernels(int padded) {
-  return ClusterSizes::visit(padded, [](auto D) -> Residents {
+Residents cluster_kernels(int64_t units) {
+  return ClusterSizes::least(units, [](auto D) -> Residents {
     if constexpr (has_cluster<Cell, M>(D())) {
       using Forward = ClusterForwardKernel<Cell, M, D()>;
       using Backward = ClusterBackwardKernel<Cell, M, D()>;
-      return {{&cuda::kernel<Forward>, Forward::columns, Forward::shared_size, Forward::cluster},
-              {&cuda::kernel<Backward>, Backward::columns, Backward::shared_size, Backward::cluster}};
+      return {{&cuda::kernel<Forward>, Forward::shared_size, Forward::cluster, Forward::columns},
+              {&cuda::kernel<Backward>, Backward::shared_size, Backward::cluster, Backward::columns}};
     }
     return {};
   });
@@ -68,20 +72,25 @@ Residents grid_kernels(const GridSize& size) {
   using Forward = GridForwardKernel<Cell, S>;
   using Backward = GridBackwardKernel<Cell, S>;
   const int columns = size.sets * grid_columns;
-  return {{&cuda::kernel<Forward>, columns, typename Forward::Memory(nullptr, size).used, 1, Forward::words(size)},
-          {&cuda::kernel<Backward>, columns, typename Backward::Memory(nullptr, size).used, 1, Backward::words(size)}};
+  return {
+      {&cuda::kernel<Forward>, typename Forward::Memory(nullptr, size).used, 1, columns, size, Forward::words(size)},
+      {&cuda::kernel<Backward>, typename Backward::Memory(nullptr, size).used, 1, columns, size,
+       Backward::words(size)}};
 }
 
-template <class Cell, class S>
-constexpr StepTable step_table() {
+template <class Cell, class S, bool noisy>
+constexpr StepKernels step_kernels() {
   if constexpr (Cell::normalised) {
-    return {{&cuda::kernel<NormalisedStepForwardKernel<Cell, S, false>>,
-             &cuda::kernel<NormalisedStepForwardKernel<Cell, S, true>>},
-            {&cuda::kernel<NormalisedStepBackwardKernel<Cell, S, false>>,
-             &cuda::kernel<NormalisedStepBackwardKernel<Cell, S, true>>}};
+    return {&cuda::kernel<NormalisedStepForwardKernel<Cell, S, noisy>>,
+            &cuda::kernel<NormalisedStepBackwardKernel<Cell, S, noisy>>};
   } else {
-    return {{&cuda::kernel<StepForwardKernel<Cell, S, false>>, &cuda::kernel<StepForwardKernel<Cell, S, true>>},
-            {&cuda::kernel<StepBackwardKernel<Cell, S, false>>, &cuda::kernel<StepBackwardKernel<Cell, S, true>>}};
+    StepKernels steps{&cuda::kernel<StepForwardKernel<Cell, S, noisy>>,
+                      &cuda::kernel<StepBackwardKernel<Cell, S, noisy>>};
+    if constexpr (Cell::projected) {
+      steps.projected = &cuda::kernel<StepProjectedKernel<S, noisy>>;
+      steps.projected_backward = &cuda::kernel<StepProjectedBackwardKernel<S, noisy>>;
+    }
+    return steps;
   }
 }
 
@@ -94,7 +103,8 @@ constexpr KernelTable kernel_table_of() {
       table.block = &block_kernels<Cell, T>;
       table.grid = &grid_kernels<Cell, T>;
     }
-    table.steps = step_table<Cell, T>();
+    table.steps[false] = step_kernels<Cell, T, false>();
+    table.steps[true] = step_kernels<Cell, T, true>();
   }
   return table;
 }

@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/plans.h"
+#include "cuda/plan.h"
 #include "recurrence/cells.h"
 #include "recurrence/cuda/kernels.h"
 #include "recurrence/cuda/measured.h"
 
 namespace rnnkern {
 
-using cuda::KernelKind;
+using cuda::KernelKind, cuda::Plan;
 
 struct Sizes {
   int64_t steps, batch, hidden, heads;  // T, B, H, K
@@ -20,7 +20,7 @@ struct Sizes {
 };
 
 // What a plan depends on.
-struct Wanted {
+struct Request {
   cuda::Facts facts;
   KnownCell cell;
   ScalarType dtype;
@@ -29,23 +29,8 @@ struct Wanted {
   bool (*allows_tf32)();  // called if a kernel could multiply float32 in TF32
 };
 
-struct Plan {
-  KernelKind kind = KernelKind::stepwise;
-  std::string reason;
-  Residents kernels{};  // the kernels that keep R; null if stepwise
-  int padded = 0;       // the size for which the block or cluster kernel is compiled
-  GridSize grid{};
-  bool tf32 = false;  // float32 R is multiplied in TF32
-  // Steps of a chunk, in which the backward recomputes gates and adds up dR: enough rows to fill the device, with a
-  // workspace that does not grow with T.
-  int64_t chunk_steps = 0;
-
-  bool stepwise() const { return kind == KernelKind::stepwise; }
-  const char* name() const { return tf32 ? "cluster_tf32" : cuda::name(kind); }
-};
-
 // rows: measurements. The grid kernel is chosen over the cluster kernel if it measured faster; the reason says if
 // torch.nn measured faster.
-Plan plan_recurrence(const Wanted& wanted, const std::vector<Measured>& rows = measured());
+Plan plan_recurrence(const Request& request, const std::vector<Measured>& rows = measured());
 
 }  // namespace rnnkern

@@ -7,25 +7,22 @@
 #include <type_traits>
 
 #include "cells/strip.h"
+#include "cuda/launch.h"
+#include "cuda/rows.h"
 #include "device/device.h"
 
 namespace rnnkern {
 
+using cuda::GridSize;
 using device::Arithmetic;
 using device::widen;
 
-// The rows of the (rows, columns) tensors that belong to step t, and which of them are alive.
-struct Sequence {
-  int64_t count, batch, hidden, heads;  // T, B, H, K
-  const int64_t* offsets;               // (T + 1,): the first row of each step; null: each step has B rows
-  const int64_t* lengths;               // (B,), or null
-  const bool* reset;                    // (T, B), or null
+struct Sequence : cuda::Rows {
+  int64_t heads;  // K
   bool reverse;
 
   RNNKERN_HOST_DEVICE int64_t head_size() const { return hidden / heads; }
-  RNNKERN_HOST_DEVICE int64_t offset(int64_t t) const { return offsets ? offsets[t] : t * batch; }
-  RNNKERN_HOST_DEVICE int64_t length(int64_t b) const { return b >= batch ? 0 : lengths ? lengths[b] : count; }
-  RNNKERN_HOST_DEVICE bool resets(int64_t t, int64_t b) const { return reset && reset[t * batch + b]; }
+  RNNKERN_HOST_DEVICE int64_t length(int64_t b) const { return b >= batch ? 0 : Rows::length(b); }
   // The step before step t in a sequence of this length, or -1 for the initial state.
   RNNKERN_HOST_DEVICE int64_t before(int64_t t, int64_t length) const {
     return !reverse ? t - 1 : t + 1 < length ? t + 1 : -1;
@@ -44,12 +41,12 @@ struct BlockForward {
   Arithmetic<S>* saved;               // (rows, saved*H), or null
 };
 
-// Steps first..first+steps-1. Arrays marked "here" begin at the first row of `first`.
+// Of all kernels of the backward, which processes a range of steps. Arrays marked "here" begin at the range's first
+// row.
 template <class S>
-struct BlockBackward {
+struct RangeBackward {
   Sequence sequence;
-  int64_t first, steps, rows;  // rows: of all these steps
-  const S* R;                  // (K, Q*D, D)
+  int64_t rows;  // of the range
   const S* params[most_params];
   const S* cell_state[most_states];         // initial states except the first: (B, H)
   const S* h;                               // (all rows, H)
@@ -60,10 +57,16 @@ struct BlockBackward {
   const S* grad_scale;                      // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
   Arithmetic<S>* carry[most_states];    // (B, H): gradient of the state; in: after these steps, out: before them
-  Arithmetic<S>* dparams[most_params];  // (B, H), added to
+  Arithmetic<S>* dparams[most_params];  // (B, H), with layer norm (B, G*H) for the first; added to
   S* du;                                // (all rows, G*H)
   S* dr;                                // here (K, rows, Q*D), or null if du is used instead
-  S* operand;                           // here (K, rows, D), for cells with a second product
+  S* operand;                           // here (K, rows, D): the input of a second product, or of W_hr
+};
+
+template <class S>
+struct BlockBackward : RangeBackward<S> {
+  int64_t first, steps;  // steps first..first+steps-1
+  const S* R;            // (K, Q*D, D)
 };
 
 // The storage type of tensors that R multiplies as M: float for float and tfloat32, else M.
@@ -77,16 +80,7 @@ struct OnCluster : BlockProblem {
   int64_t columns;
 };
 
-// The blocks of a grid kernel form groups. The blocks of a group, its members, divide the units of a dense R and keep
-// their slices for all steps. Each group has a copy of R; groups divide the batch, 8 columns at a time.
-struct GridSize {
-  int members = 0, groups = 0;
-  int sets = 0;  // maximum number of sets of 8 columns per group
-
-  RNNKERN_HOST_DEVICE int blocks() const { return members * groups; }
-};
-
-constexpr int grid_columns = 8, most_grid_sets = 8;
+constexpr int grid_columns = 8, most_grid_sets = 8;  // columns of a set; sets of a group
 
 // Units of a member, of which one column takes 32 bytes, in elements of `bytes` bytes.
 constexpr int units_of_member(int bytes) { return 32 / bytes; }
@@ -150,31 +144,17 @@ struct StepProjected {
 // one. If h is projected, a separate kernel over P columns finishes the step and computes dL/dh; the kernel over units
 // reads the product of dL/dh with W_hr in `from_R`.
 template <class S>
-struct StepBackward {
-  Sequence sequence;
-  int64_t threads, alive;      // sequences with a thread, and those of them that are alive in this step
-  int64_t t, row, here, rows;  // this step (-1: only finish), its first row, in all rows and "here", rows of the range
+struct StepBackward : RangeBackward<S> {
+  int64_t threads, alive;            // sequences with a thread, and those of them that are alive in this step
+  int64_t t, row, here;              // this step (-1: only finish), and its first row, in all rows and "here"
   int64_t finished, finished_alive;  // the step processed before (-1: none), and how many sequences were alive
   bool second;      // for a cell with two products: the second part, after the product that gives dL/doperand
   const S* from_R;  // (K, finished_alive, D): R^T dr of that step; if `second`, dL/doperand
-  const S *params[most_params], *bias;
-  const S* cell_state[most_states];
-  const S* h;
-  const Arithmetic<S>* cells[most_states];
-  const Arithmetic<S>* saved;  // here
-  const S* previous;           // here (K, rows, D)
-  const S* grad_h;
-  const S* grad_scale;
-  int64_t scale_step, scale_row;
-  Arithmetic<S>* carry[most_states];
-  Arithmetic<S>* dparams[most_params];  // (B, H), with layer norm (B, G*H) for the first; added to
-  Arithmetic<S>* dbias;                 // (B, G*H), with layer norm; added to
-  Arithmetic<S>* workspace;             // (B, G*H), with layer norm
-  S* du;                                // (all rows, G*H)
-  S* dr;                                // here (K, rows, Q*D), or null if du is used instead
-  S* step_dr;                           // (K, alive, Q*D), for the next product
-  S* operand;                           // here (K, rows, D): the input of a second product, or of W_hr
-  S *dh, *step_dh;                      // here (rows, P); (alive, P): the gradient of the output of W_hr
+  const S* bias;
+  Arithmetic<S>* dbias;      // (B, G*H), with layer norm; added to
+  Arithmetic<S>* workspace;  // (B, G*H), with layer norm
+  S* step_dr;                // (K, alive, Q*D), for the next product
+  S *dh, *step_dh;           // here (rows, P); (alive, P): the gradient of the output of W_hr
   const Arithmetic<S>* candidates;
   StepNoise<Arithmetic<S>> noise;
 };

@@ -13,8 +13,8 @@ namespace {
 template <class T>
 struct BackwardDriver : Driver<T> {
   using Base = Driver<T>;
-  using Base::cell, Base::hidden, Base::made, Base::cleared, Base::rows, Base::slots, Base::stream;
-  using Base::total, Base::first_slots, Base::relevant_size;
+  using Base::cell, Base::cleared, Base::hidden, Base::kernels, Base::layout, Base::made, Base::params, Base::plan;
+  using Base::first_slots, Base::relevant_size, Base::rows, Base::slots, Base::stream, Base::total, Base::U_a;
 
   // A tensor for all events: those of the steps of this call, and those of the initial state.
   struct Parts {
@@ -54,7 +54,7 @@ struct BackwardDriver : Driver<T> {
     }
     const size_t at = !this->keeps_all();
     STD_TORCH_CHECK(saved_.size() == at + (cell.states > 1 ? 3 : 1), "relevancy_recurrence_backward: wrong `saved`");
-    if (!this->keeps_all()) kept_alpha = this->sized("saved", saved_[0], total * this->kappa());
+    if (!this->keeps_all()) kept_alpha = this->sized("saved", saved_[0], total * this->members());
     taken = this->sized("saved", saved_[at], total, ScalarType::Int);
     if (cell.states > 1) {
       gates = this->sized("saved", saved_[at + 1], total * cell.saved * n);
@@ -85,7 +85,7 @@ struct BackwardDriver : Driver<T> {
 
   Tensors run() {
     const int64_t n = hidden, batch = rows.batch;
-    const Tensor to_key = transposed(this->U_a, 0, 1);
+    const Tensor to_key = transposed(U_a, 0, 1);
     keys = {through(values.steps, to_key), through(values.buffer, to_key), through(values.relevant, to_key)};
     queries = through(previous, transposed(this->W_a, 0, 1));
     dh = like_events();
@@ -97,7 +97,7 @@ struct BackwardDriver : Driver<T> {
     for (int i = 0; i < cell.params; ++i) dparams.push_back(cleared({batch, n}));
     recall();
     leave();
-    count("relevancy_recurrence/cuda", "backward", cell.name, name(this->plan.backward_kind()));
+    count("relevancy_recurrence/cuda", "backward", cell.name, plan.name_of_backward());
     loop();
 
     const auto gradient = [&](const Tensor& by, const Tensor& x, int64_t columns) {
@@ -111,8 +111,8 @@ struct BackwardDriver : Driver<T> {
     if (relevant_size > 0) add(gradient(dkeys.relevant, values.relevant, n), dU_a);
     Tensors outputs{du, dV, dW_a, dU_a, sum(dv, 0), ds};
     if (dc) outputs.push_back(*dc);
-    add(through(dkeys.buffer, this->U_a), dh.buffer);
-    add(through(dkeys.relevant, this->U_a), dh.relevant);
+    add(through(dkeys.buffer, U_a), dh.buffer);
+    add(through(dkeys.relevant, U_a), dh.relevant);
     outputs.insert(outputs.end(), {dh.buffer, dh.relevant});
     for (const Tensor& x : dparams) outputs.push_back(sum(x, 0));
     return outputs;
@@ -126,10 +126,8 @@ struct BackwardDriver : Driver<T> {
   void recall() {
     occupants = made({total, relevant_size}, ScalarType::Int);
     starts = made({total}, ScalarType::Int);
-    history = {rows,
-               slots,
-               relevant_size,
-               this->buffer_size,
+    history = {*this,
+               rows,
                first_slots,
                read<int64_t>(this->buffer_ids),
                read<int64_t>(this->ids),
@@ -143,14 +141,14 @@ struct BackwardDriver : Driver<T> {
   void leave() const {
     if (grad_state.empty()) return;
     const T *of_buffer = read<T>(grad_state[cell.states]), *of_relevant = read<T>(grad_state[cell.states + 1]);
-    cuda::launch_elements<LeaveKernel<T>>(rows.batch * history.members() * hidden,
+    cuda::launch_elements<LeaveKernel<T>>(rows.batch * this->members() * hidden,
                                           {history, of_buffer, of_relevant, dh.events()}, stream);
   }
 
   void loop() const {
     const int64_t n = hidden, batch = rows.batch;
     const Tensor through_key = made({batch, n}), step_gradients = made({batch, (cell.gates + 1) * n});
-    const Tensor dalpha = made({batch, this->kappa()}), workspace = made({batch, this->kappa()});
+    const Tensor dalpha = made({batch, this->members()}), workspace = made({batch, this->members()});
     StepwiseAttentionBackward<T> attend{};
     attend.history = history;
     attend.h = values.known();
@@ -171,7 +169,7 @@ struct BackwardDriver : Driver<T> {
     CellBackward<T> step{};
     step.rows = rows;
     for (int i = 0; i < cell.params; ++i) {
-      step.params[i] = read<T>(this->params[i]);
+      step.params[i] = read<T>(params[i]);
       step.dparams[i] = write<T>(dparams[i]);
     }
     step.h = read<T>(values.steps);
@@ -186,24 +184,21 @@ struct BackwardDriver : Driver<T> {
     step.step = write<T>(step_gradients);
 
     if constexpr (std::is_same_v<T, float>) {
-      if (this->plan.backward) {
-        PerSequenceBackward p{attend, step, read<T>(this->V), read<T>(this->W_a), read<T>(this->U_a), nullptr};
-        const Resident kernel = this->plan.kernels(this->cell_id, slots, relevant_size).backward;
-        return this->start_resident(kernel, p, true);
+      if (const Resident& resident = plan.kernels.backward; resident.kernel) {
+        PerSequenceBackward p{attend, step};
+        return this->start_resident(resident, p, true);
       }
     }
     int64_t row = total;
     for (int64_t t = rows.count; t-- > 0;) {
-      const int64_t alive = this->layout.alive(t);
+      const int64_t alive = layout.alive(t);
       if (alive == 0) continue;
       row -= alive;
       attend.t = step.t = t;
       attend.alive = step.alive = alive;
       cuda::launch<StepwiseAttentionBackwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
-      product(part(through_key, 0, 0, alive), part(dkeys.steps, 0, row, alive), this->U_a);
-      visit_cell(this->cell_id, [&]<class Cell>(CellType<Cell>) {
-        cuda::launch_elements<CellBackwardKernel<Cell, T>>(alive * n, step, stream);
-      });
+      product(part(through_key, 0, 0, alive), part(dkeys.steps, 0, row, alive), U_a);
+      cuda::start_elements(*kernels.backward, alive * n, step, stream);
       product(part(ds, 0, 0, alive), part(step_gradients, 0, 0, alive), this->stacked);
     }
   }

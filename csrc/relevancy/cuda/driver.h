@@ -1,12 +1,8 @@
-// Shared by the CUDA drivers of both directions: the checked arguments, in the form that kernels take. Everything runs
-// on the current stream and allocates through PyTorch; nothing waits for the device.
+// Shared by the CUDA drivers of both directions: the checked arguments, in the form that kernels take.
 #pragma once
 
 #include <type_traits>
 
-#include "common/counters.h"
-#include "common/row_layout.h"
-#include "cuda/current.h"
 #include "cuda/driver.h"
 #include "relevancy/cuda/plan.h"
 
@@ -24,30 +20,28 @@ struct Arguments {
 };
 
 template <class T>
-struct Driver {
+struct Driver : cuda::Driver, MemorySizes {
   static constexpr ScalarType dtype = std::is_same_v<T, double> ? ScalarType::Double : ScalarType::Float;
 
-  CurrentDevice current;
-  void* stream;
-  Plan plan;
   int cell_id;
-  Cell cell;
+  CellInfo cell;
+  const KernelTable& kernels;
   RowLayout layout;
-  Rows rows{};                                                            // as in `layout`, on the device
-  int64_t hidden, total, slots, first_slots, relevant_size, buffer_size;  // total: number of rows
+  Rows rows{};                         // as in `layout`, on the device
+  int64_t hidden, total, first_slots;  // total: number of rows
   T mix;
   bool dot;
   Tensor V, W_a, U_a, v, s0, buffer, buffer_scores, buffer_ids, relevant, scores, ids, time;
   OptionalTensor c0, reset, given;
   Tensors params;
-  Tensor table;    // offsets and lengths of packed rows, on the device
   Tensor stacked;  // V over W_a, ((G+1)*n, n)
 
   // `x` is an argument that has the rows.
   Driver(const Arguments& given_, const char* name, const Tensor& x)
-      : current(given_.state[0]), stream(current.stream()) {
-    cell_id = find_cell(given_.cell);
-    cell = cells[cell_id];
+      : cuda::Driver(given_.state[0]),
+        cell_id(find_cell(given_.cell)),
+        cell(cell_list[cell_id]),
+        kernels(table_of<T>(cell_id)) {
     const Tensors& state = given_.state;
     const ScalarType of_caller = scalar_type(given_.dtype);
     STD_TORCH_CHECK((of_caller == ScalarType::Double) == (dtype == ScalarType::Double),
@@ -92,16 +86,12 @@ struct Driver {
     for (const Tensor& x : all_params) params.push_back(sized("params", x, n));
 
     rows = {steps, batch, n, nullptr, nullptr, read<bool>(reset)};
-    if (layout.packed()) {
-      table = layout.on_device_of(s0, "relevancy_recurrence", cuda::capturing(stream));
-      rows.offsets = read<int64_t>(table);
-      rows.lengths = rows.offsets + steps + 1;
-    }
+    set_rows(layout, s0, "relevancy_recurrence", rows.offsets, rows.lengths);
     stacked = empty(V, {(cell.gates + 1) * n, n});
     copy(part(stacked, 0, 0, cell.gates * n), V);
     copy(part(stacked, 0, cell.gates * n, n), W_a);
     plan = plan_relevancy(
-        {cuda::facts_of_current(stream), cell_id, of_caller, {steps, batch, n, buffer_size, relevant_size}});
+        {cuda::facts_of_current(stream), cell_id, of_caller, {steps, batch, n, buffer_size, relevant_size, slots}});
   }
 
   // Checks the dtype and size of x, and makes it contiguous.
@@ -114,6 +104,9 @@ struct Driver {
   // Runs all steps in one kernel that keeps the weights; `transposed` says how it takes packed weights.
   template <class Problem>
   void start_resident(const Resident& resident, Problem& problem, bool transposed) const {
+    problem.V = read<T>(V);
+    problem.W_a = read<T>(W_a);
+    problem.U_a = read<T>(U_a);
     Tensor packed;
     if (resident.pack) {
       packed = made({resident.packed_floats()});
@@ -121,14 +114,17 @@ struct Driver {
       const Pack pack{hidden, transposed, problem.V, problem.W_a, problem.U_a, cell.gates, problem.packed};
       cuda::start(*resident.pack, {resident.pack_blocks}, &pack, stream);
     }
-    cuda::start(*resident.kernel, {layout.batch * resident.cluster, resident.shared_bytes, resident.cluster}, &problem,
-                stream);
+    start(resident, problem, layout.batch);
   }
 
-  int64_t kappa() const { return slots + relevant_size; }
   // Whether no event leaves the buffer. Then alpha, which would grow with T^2, is recomputed instead of saved.
   bool keeps_all() const { return slots == first_slots + rows.count; }
 
+  static Tensor copied(const Tensor& from) {
+    const Tensor to = empty_of_sizes(from, from);
+    copy(to, from);
+    return to;
+  }
   Tensor made(std::initializer_list<int64_t> sizes, ScalarType type = dtype) const { return empty(s0, sizes, type); }
   Tensor cleared(std::initializer_list<int64_t> sizes) const { return zeros(s0, sizes, dtype); }
   // An empty tensor (rows, columns), in the caller's shape.

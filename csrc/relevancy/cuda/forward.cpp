@@ -12,7 +12,9 @@ namespace {
 template <class T>
 struct ForwardDriver : Driver<T> {
   using Base = Driver<T>;
-  using Base::cell, Base::hidden, Base::made, Base::rows, Base::slots, Base::stream;
+  using Base::cell, Base::copied, Base::hidden, Base::kernels, Base::layout, Base::made, Base::params, Base::plan,
+      Base::rows;
+  using Base::first_slots, Base::relevant_size, Base::slots, Base::stream, Base::total, Base::U_a;
 
   Tensor u, h, s, last_s;
   OptionalTensor last_c;
@@ -23,23 +25,23 @@ struct ForwardDriver : Driver<T> {
   Tensor now, key, r;
 
   ForwardDriver(const Arguments& arguments, const Tensor& u_)
-      : Base(arguments, "u", u_), u(this->sized("u", u_, this->total * cell.gates * hidden)) {}
+      : Base(arguments, "u", u_), u(this->sized("u", u_, total * cell.gates * hidden)) {}
 
   Tensors run(bool training, bool maps) {
-    const int64_t kappa = this->kappa();
+    const int64_t kappa = this->members();
     const bool keeps_alpha = training && !this->keeps_all();
     h = this->rows_of(hidden);
     s = this->rows_of(hidden);
-    if (keeps_alpha || maps) alpha = made({this->total, kappa});
+    if (keeps_alpha || maps) alpha = made({total, kappa});
     if (maps) map_ids = this->rows_of(kappa, ScalarType::Long);
-    if (training) taken = made({this->total}, ScalarType::Int);
+    if (training) taken = made({total}, ScalarType::Int);
     if (training && cell.states > 1) {
-      gates = made({this->total, cell.saved * hidden});
-      cells = made({this->total, hidden});
+      gates = made({total, cell.saved * hidden});
+      cells = made({total, hidden});
     }
     begin();
-    count("relevancy_recurrence/cuda", "forward", cell.name, name(this->plan.kind));
-    if (this->plan.stepwise()) {
+    count("relevancy_recurrence/cuda", "forward", cell.name, plan.name());
+    if (plan.stepwise()) {
       run_stepwise();
     } else if constexpr (std::is_same_v<T, float>) {
       run_resident();
@@ -50,7 +52,7 @@ struct ForwardDriver : Driver<T> {
     outputs.insert(outputs.end(), last.begin(), last.end());
     if (maps) {
       outputs.push_back(this->rows_of(kappa));
-      copy(shaped(outputs.back(), {this->total, kappa}), *alpha);
+      copy(shaped(outputs.back(), {total, kappa}), *alpha);
       outputs.push_back(*map_ids);
     }
     if (keeps_alpha) outputs.push_back(*alpha);
@@ -59,62 +61,49 @@ struct ForwardDriver : Driver<T> {
     return outputs;
   }
 
+  AttentionForward<T> attention() const {
+    return {memory,          read<T>(this->v),        read<T>(this->given), this->mix, this->dot, write<T>(s),
+            write<T>(alpha), write<int64_t>(map_ids), write<int32_t>(taken)};
+  }
+
   // Runs all steps in one kernel that keeps the weights.
   void run_resident() const {
-    PerSequenceForward p{};
+    PerSequenceForward p{attention()};
     p.rows = rows;
-    p.memory = memory;
     p.u = read<T>(u);
-    p.V = read<T>(this->V);
-    p.W_a = read<T>(this->W_a);
-    p.U_a = read<T>(this->U_a);
-    p.v = read<T>(this->v);
-    for (int i = 0; i < cell.params; ++i) p.params[i] = read<T>(this->params[i]);
-    p.given = read<T>(this->given);
-    p.mix = this->mix;
-    p.dot = this->dot;
+    for (int i = 0; i < cell.params; ++i) p.params[i] = read<T>(params[i]);
     p.last_s = write<T>(last_s);
     p.last_c = write<T>(last_c);
     p.h = write<T>(h);
-    p.s = write<T>(s);
-    p.alpha = write<T>(alpha);
-    p.ids = write<int64_t>(map_ids);
-    p.taken = write<int32_t>(taken);
     p.gates = write<T>(gates);
     p.cells = write<T>(cells);
-    const Resident kernel = this->plan.kernels(this->cell_id, slots, this->relevant_size).forward;
-    this->start_resident(kernel, p, false);
+    this->start_resident(plan.kernels.forward, p, false);
   }
 
   void run_stepwise() {
-    const int64_t kappa = this->kappa();
+    const int64_t kappa = this->members();
     const Tensor workspace = alpha ? *alpha : made({rows.batch, kappa});  // for alpha if it is not saved
-    T *const to_alpha = write<T>(alpha), *const to_gates = write<T>(gates), *const to_cells = write<T>(cells);
-    int64_t* const to_ids = write<int64_t>(map_ids);
-    int32_t* const to_taken = write<int32_t>(taken);
+    T *const all_gates = write<T>(gates), *const all_cells = write<T>(cells);
     prepare_keys();
+    const AttentionForward<T> all = attention();
+    StepwiseAttentionForward<T> attend{all};
     CellForward<T> step{};
-    StepwiseAttentionForward<T> attend{};
     step.hidden = attend.hidden = hidden;
-    attend.products = (cell.gates + 1) * hidden;
     step.r = attend.r = read<T>(r);
-    for (int i = 0; i < cell.params; ++i) step.params[i] = read<T>(this->params[i]);
+    for (int i = 0; i < cell.params; ++i) step.params[i] = read<T>(params[i]);
     step.c = write<T>(last_c);
     step.now = write<T>(now);
-    attend.memory = memory;
+    attend.products = (cell.gates + 1) * hidden;
     attend.h = read<T>(now);
     attend.key = read<T>(key);
-    attend.v = read<T>(this->v);
-    attend.mix = this->mix;
-    attend.dot = this->dot;
     attend.state = write<T>(last_s);
 
     Tensor in, products, made_h, made_key;
-    const Tensor to_r = transposed(this->stacked, 0, 1), to_key = transposed(this->U_a, 0, 1);
+    const Tensor to_r = transposed(this->stacked, 0, 1), to_key = transposed(U_a, 0, 1);
     int64_t row = 0, alive = -1;
     for (int64_t t = 0; t < rows.count; ++t, row += alive) {
-      if (this->layout.alive(t) != alive) {
-        alive = this->layout.alive(t);
+      if (layout.alive(t) != alive) {
+        alive = layout.alive(t);
         if (alive == 0) break;
         in = part(last_s, 0, 0, alive);
         products = part(r, 0, 0, alive);
@@ -122,20 +111,18 @@ struct ForwardDriver : Driver<T> {
         made_key = part(key, 0, 0, alive);
       }
       step.rows = attend.rows = alive;
-      step.reset = attend.reset = rows.reset ? rows.reset + t * rows.batch : nullptr;
+      step.reset = attend.reset = cuda::from(rows.reset, t * rows.batch);
       step.u = read<T>(u) + row * cell.gates * hidden;
       step.h = write<T>(h) + row * hidden;
-      step.gates = to_gates ? to_gates + row * cell.saved * hidden : nullptr;
-      step.cells = to_cells ? to_cells + row * hidden : nullptr;
-      attend.given = this->given ? read<T>(*this->given) + t * rows.batch : nullptr;
-      attend.s = write<T>(s) + row * hidden;
-      attend.alpha = to_alpha ? to_alpha + row * kappa : write<T>(workspace);
-      attend.ids = to_ids ? to_ids + row * kappa : nullptr;
-      attend.slots = to_taken ? to_taken + row : nullptr;
+      step.gates = cuda::from(all_gates, row * cell.saved * hidden);
+      step.cells = cuda::from(all_cells, row * hidden);
+      attend.given = cuda::from(all.given, t * rows.batch);
+      attend.s = all.s + row * hidden;
+      attend.alpha = alpha ? all.alpha + row * kappa : write<T>(workspace);
+      attend.ids = cuda::from(all.ids, row * kappa);
+      attend.taken = cuda::from(all.taken, row);
       product(products, in, to_r);
-      visit_cell(this->cell_id, [&]<class Cell>(CellType<Cell>) {
-        cuda::launch_elements<CellForwardKernel<Cell, T>>(alive * hidden, step, stream);
-      });
+      cuda::start_elements(*kernels.forward, alive * hidden, step, stream);
       product(made_key, made_h, to_key);
       cuda::launch<StepwiseAttentionForwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
     }
@@ -143,24 +130,17 @@ struct ForwardDriver : Driver<T> {
 
   // Copies the initial state to the final one, which the steps update in place.
   void begin() {
-    const int64_t batch = rows.batch, n = hidden, rho = this->relevant_size;
-    const auto copied = [&](const Tensor& from) {
-      const Tensor to = empty_of_sizes(from, from);
-      copy(to, from);
-      return to;
-    };
+    const int64_t batch = rows.batch, n = hidden, rho = relevant_size;
     last_s = copied(this->s0);
     if (this->c0) last_c = copied(*this->c0);
     last = {made({batch, slots, n}), made({batch, slots}), made({batch, slots}, ScalarType::Long),
             made({batch, rho, n}),   made({batch, rho}),   made({batch, rho}, ScalarType::Long),
             copied(this->time)};
-    if (this->plan.stepwise()) {
+    if (plan.stepwise()) {
       keys = made({batch, slots, n});
       relevant_keys = made({batch, rho, n});
     }
-    memory = {slots,
-              rho,
-              this->buffer_size,
+    memory = {*this,
               write<T>(last[0]),
               write<T>(keys),
               write<T>(last[1]),
@@ -171,25 +151,24 @@ struct ForwardDriver : Driver<T> {
               write<int64_t>(last[5]),
               write<int64_t>(last[6])};
     cuda::launch_elements<RememberKernel<T>>(
-        batch * memory.members() * n,
-        {batch, n, this->first_slots, read<T>(this->buffer), read<T>(this->buffer_scores), read<T>(this->relevant),
+        batch * this->members() * n,
+        {batch, n, first_slots, read<T>(this->buffer), read<T>(this->buffer_scores), read<T>(this->relevant),
          read<T>(this->scores), read<int64_t>(this->buffer_ids), read<int64_t>(this->ids), memory},
         stream);
   }
 
   void prepare_keys() {
-    const int64_t batch = rows.batch, n = hidden, rho = this->relevant_size;
-    now = made({batch, n});
-    key = made({batch, n});
-    r = made({batch, (cell.gates + 1) * n});
-    for (int64_t slot = 0; slot < this->first_slots; ++slot) make_key(last[0], *keys, slot);
-    for (int64_t slot = 0; slot < rho; ++slot) make_key(last[3], *relevant_keys, slot);
+    now = made({rows.batch, hidden});
+    key = made({rows.batch, hidden});
+    r = made({rows.batch, (cell.gates + 1) * hidden});
+    for (int64_t slot = 0; slot < first_slots; ++slot) make_key(last[0], *keys, slot);
+    for (int64_t slot = 0; slot < relevant_size; ++slot) make_key(last[3], *relevant_keys, slot);
   }
 
   // Uses the same product as a step, so that keys have the same bits as in the call that produced the event.
   void make_key(const Tensor& events, const Tensor& to, int64_t slot) const {
     copy(now, at_index(events, 1, slot));
-    product(key, now, transposed(this->U_a, 0, 1));
+    product(key, now, transposed(U_a, 0, 1));
     copy(at_index(to, 1, slot), key);
   }
 };

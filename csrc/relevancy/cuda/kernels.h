@@ -1,34 +1,21 @@
-// The kernels of the relevancy recurrence that keep the weights. `cell_id` is the cell's index in relevancy/cells.h.
+// Tables of the CUDA kernels of a cell of the relevancy recurrence.
 #pragma once
 
-#include "cuda/kernel.h"
-#include "cuda/sizes.h"
+#include "cuda/kernels.h"
 #include "relevancy/cuda/problem.h"
 
 namespace rnnkern::relevancy {
 
-using PerSequenceSizes = cuda::Sizes<64, 128, 256>;    // n, for kernels with one sample per block
-using ClusterSizes = cuda::Sizes<128, 256, 384, 512>;  // n, for kernels with one sample per cluster
+using cuda::Resident, cuda::Residents;
 
-// A kernel that keeps the weights for all steps, and the resources of one of its blocks.
-struct Resident {
-  const cuda::Kernel* kernel = nullptr;  // null if there is none for this cell and size
-  int64_t shared_bytes = 0;
-  int cluster = 1;                     // blocks per sample
-  const cuda::Kernel* pack = nullptr;  // runs first and packs the weights; or null
-  int pack_blocks = 0;
-
-  int64_t packed_floats() const { return pack ? int64_t(pack_blocks) * pack->threads * 4 : 0; }
+// The kernels of a cell; those that keep the weights also depend on L and rho. Clusters keep float32 alone.
+struct KernelTable : cuda::KernelTable<int64_t, int64_t> {
+  const cuda::Kernel *forward, *backward;  // of one step of the cell; null for 16-bit weights
 };
 
-struct Residents {
-  Resident forward, backward;
-};
-
-// W is the type in which V, W_a and U_a are kept on the chip: float, or a 16-bit type if their values have 16 bits.
+// The table for the type in which V, W_a and U_a are kept on the chip: float, double, or a 16-bit type if their values
+// have 16 bits. `cell_id` is the cell's index in relevancy/cells.h.
 template <class W>
-Residents per_sequence_kernels(int cell_id, int padded, int64_t slots, int64_t relevant_size);
-
-Residents cluster_kernels(int cell_id, int padded, int64_t slots, int64_t relevant_size);
+const KernelTable& table_of(int cell_id);
 
 }  // namespace rnnkern::relevancy

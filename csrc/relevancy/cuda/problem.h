@@ -5,21 +5,12 @@
 
 #include <cstdint>
 
+#include "cuda/rows.h"
 #include "device/device.h"
 
 namespace rnnkern::relevancy {
 
-// The rows of the (rows, columns) tensors that belong to step t, and which of them are alive.
-struct Rows {
-  int64_t count, batch, hidden;  // T, B, n
-  const int64_t* offsets;        // (T + 1,), the first row of each step; null: each step has B rows
-  const int64_t* lengths;        // (B,), or null
-  const bool* reset;             // (T, B), or null
-
-  RNNKERN_HOST_DEVICE int64_t offset(int64_t t) const { return offsets ? offsets[t] : t * batch; }
-  RNNKERN_HOST_DEVICE int64_t length(int64_t b) const { return lengths ? lengths[b] : count; }
-  RNNKERN_HOST_DEVICE bool resets(int64_t t, int64_t b) const { return reset && reset[t * batch + b]; }
-};
+using cuda::Rows;
 
 // event mod size, which is never negative, even if the caller's `time` is.
 RNNKERN_HOST_DEVICE int64_t slot_of(int64_t event, int64_t size) {
@@ -27,16 +18,19 @@ RNNKERN_HOST_DEVICE int64_t slot_of(int64_t event, int64_t size) {
   return slot < 0 ? slot + size : slot;
 }
 
+struct MemorySizes {
+  int64_t slots, relevant_size, buffer_size;  // L, rho, nu
+
+  RNNKERN_HOST_DEVICE int64_t members() const { return slots + relevant_size; }  // kappa
+};
+
 // The memory of all samples. Empty slots have id -1 and zeros.
 template <class T>
-struct Memory {
-  int64_t slots, relevant_size, buffer_size;  // L, rho
-  T *buffer, *keys, *buffer_scores;           // (B, L, n); U_a of it; (B, L)
-  int64_t* buffer_ids;                        // (B, L)
-  T *relevant, *relevant_keys, *scores;       // (B, rho, n); U_a of it; (B, rho)
-  int64_t *ids, *time;                        // (B, rho); (B,)
-
-  RNNKERN_HOST_DEVICE int64_t members() const { return slots + relevant_size; }
+struct Memory : MemorySizes {
+  T *buffer, *keys, *buffer_scores;      // (B, L, n); U_a of it; (B, L)
+  int64_t* buffer_ids;                   // (B, L)
+  T *relevant, *relevant_keys, *scores;  // (B, rho, n); U_a of it; (B, rho)
+  int64_t *ids, *time;                   // (B, rho); (B,)
 };
 
 // Copies the initial memory to `to`, and fills it with empty slots up to the L of `to`.
@@ -61,38 +55,36 @@ struct CellForward {
   T *gates, *cells;    // (rows, 4n), (rows, n), for the backward; or null
 };
 
-// One sample per block: the event of this step enters the memory, the event that leaves the buffer is screened, and the
-// state attends to the memory.
+// The attention of one step or of all steps: an event enters the memory, the event that leaves the buffer is screened,
+// and the state attends to the memory. `memory` holds the initial state, and finally the last one.
 template <class T>
-struct StepwiseAttentionForward {
-  int64_t rows, hidden, products;  // products: (G+1)*n
+struct AttentionForward {
   Memory<T> memory;
-  const T *h, *key, *r, *v;  // (rows, n), (rows, n), (rows, (G+1)*n) with the query in the last n columns, (n,)
-  const bool* reset;         // (rows,) or null
-  const T* given;            // (rows,): given scores of these events, or null
+  const T *v, *given;  // (n,); given scores of the events: (T, B), or null
   T mix;
   bool dot;
-  T *state, *s;    // (rows, n) both: the operand of the next products, and the output
-  T* alpha;        // (rows, kappa)
-  int64_t* ids;    // (rows, kappa) or null
-  int32_t* slots;  // (rows,) or null: the slot of the relevant set that was overwritten, or -1
+  T *s, *alpha;    // (rows, n): the output; (rows, kappa), or null for all steps
+  int64_t* ids;    // (rows, kappa), or null
+  int32_t* taken;  // (rows,), or null: the slot of the relevant set that was overwritten, or -1
 };
 
-// One sample per block, all steps. `memory` holds the initial state, and finally the last one; its keys are not read.
-struct PerSequenceForward {
+// One sample per block, one step.
+template <class T>
+struct StepwiseAttentionForward : AttentionForward<T> {
+  int64_t rows, hidden, products;  // products: (G+1)*n
+  const T *h, *key, *r;            // (rows, n), (rows, n), (rows, (G+1)*n) with the query in the last n columns
+  const bool* reset;               // (rows,) or null
+  T* state;                        // (rows, n): s, as the operand of the next products
+};
+
+// One sample per block or cluster, all steps. The keys of the memory are not read.
+struct PerSequenceForward : AttentionForward<float> {
   Rows rows;
-  Memory<float> memory;
-  const float *u, *V, *W_a, *U_a, *v;  // (rows, G*n), ...
+  const float *u, *V, *W_a, *U_a;  // (rows, G*n), ...
   const float* params[1];
-  const float* given;  // (T, B) or null
-  float mix;
-  bool dot;
-  float* packed;           // workspace for packed weights, or null
-  float *last_s, *last_c;  // (B, n): in: the initial s and c, out: the final ones
-  float *h, *s, *alpha;    // (rows, n), (rows, n), (rows, kappa) or null
-  int64_t* ids;            // (rows, kappa), or null
-  int32_t* taken;          // (rows,), or null
-  float *gates, *cells;    // or null
+  float* packed;             // workspace for packed weights, or null
+  float *last_s, *last_c;    // (B, n): in: the initial s and c, out: the final ones
+  float *h, *gates, *cells;  // (rows, n); as in CellForward
 };
 
 // A value for every event: those of this call, by step, and those of the initial state.
@@ -106,15 +98,13 @@ constexpr int32_t no_event = -1;
 RNNKERN_HOST_DEVICE int32_t first_event(int64_t place) { return int32_t(-2 - place); }
 
 // Reconstructs the contents of the memory in every step, from the slots that were overwritten.
-struct History {
+struct History : MemorySizes {
   Rows rows;
-  int64_t slots, relevant_size, buffer_size, first_slots;  // first_slots: L0
-  const int64_t *buffer_ids, *ids, *time;                  // of the initial state
-  const int32_t* taken;                                    // (rows,): the slot overwritten at each step
+  int64_t first_slots;                     // L0
+  const int64_t *buffer_ids, *ids, *time;  // of the initial state
+  const int32_t* taken;                    // (rows,): the slot overwritten at each step
   int32_t *occupants, *starts;  // (rows, rho): the event in each slot of the relevant set after each step; (rows,): the
                                 // last reset up to each step, or -1
-
-  RNNKERN_HOST_DEVICE int64_t members() const { return slots + relevant_size; }
 
   // The event in a slot of the buffer after step t (-1: at the beginning).
   RNNKERN_HOST_DEVICE int32_t buffered(int64_t b, int64_t t, int64_t start, int64_t slot) const {

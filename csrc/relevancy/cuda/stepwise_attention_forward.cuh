@@ -150,7 +150,7 @@ struct StepwiseAttentionForwardKernel {
       memory.each(thread(), threads,
                   [&](int64_t place, int64_t id, const T*, const T*) { p.ids[b * memory.members() + place] = id; });
     }
-    if (thread() == 0 && p.slots) p.slots[b] = int32_t(taken);
+    if (thread() == 0 && p.taken) p.taken[b] = int32_t(taken);
   }
 };
 

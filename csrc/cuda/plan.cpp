@@ -1,26 +1,27 @@
-#include "cuda/plans.h"
+#include "cuda/plan.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <sstream>
 
 namespace rnnkern::cuda {
 
-const char* name(KernelKind kind) {
-  constexpr const char* names[] = {"stepwise", "block", "cluster", "grid"};
-  return names[int(kind)];
-}
-
 std::string kernel_filter(KernelKind kind) {
   const char* list = std::getenv("RNNKERN_CUDA_KERNELS");
   if (!list) return "";
+  const std::string name = kernel_kinds[int(kind)];
+  std::string all = kernel_kinds[1];
+  for (size_t k = 2; k < std::size(kernel_kinds); ++k) all += text(", ", kernel_kinds[k]);
   bool named = false;
-  std::istringstream names(list);
-  for (std::string word; std::getline(names, word, ',');) {
-    STD_TORCH_CHECK(word == "block" || word == "cluster" || word == "grid" || word == "stepwise",
-                    "RNNKERN_CUDA_KERNELS must be a list of block, cluster, grid and stepwise, got '", list, "'");
-    named = named || word == name(kind);
+  std::istringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    const bool known = std::find(std::begin(kernel_kinds), std::end(kernel_kinds), word) != std::end(kernel_kinds);
+    STD_TORCH_CHECK(known, "RNNKERN_CUDA_KERNELS must be a list of ", all, " and ", kernel_kinds[0], ", got '", list,
+                    "'");
+    named = named || word == name;
   }
-  return named ? "" : std::string("RNNKERN_CUDA_KERNELS leaves out the ") + name(kind) + " kernel";
+  return named ? "" : text("RNNKERN_CUDA_KERNELS leaves out the ", name, " kernel");
 }
 
 Facts facts_from(const char* op, const std::vector<int64_t>& numbers) {
@@ -36,8 +37,7 @@ Facts facts_from(const char* op, const std::vector<int64_t>& numbers) {
 std::string programs_of(const std::vector<const Kernel*>& kernels) {
   std::string json = "[";
   for (const Kernel* kernel : kernels) {
-    json += json.size() > 1 ? ", " : "";
-    json += std::string("[\"") + kernel->header + "\", \"" + std::string(kernel->type) + "\"]";
+    json += text(json.size() > 1 ? ", " : "", "[\"", kernel->header, "\", \"", kernel->type, "\"]");
   }
   return json + "]";
 }
