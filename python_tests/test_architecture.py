@@ -180,7 +180,7 @@ def test_no_function_hides_its_module():
 # ---- C++: what each folder of csrc may include
 
 
-def room_of(path: str) -> str:
+def folder_of(path: str) -> str:
     """The part of csrc to which a file belongs: a folder, or the cpu or cuda subfolder of an operator family."""
     first, *rest = path.split("/")
     return f"{first}/{rest[0]}" if rest[:-1] in (["cpu"], ["cuda"]) else first
@@ -207,23 +207,23 @@ def faults_of_includes(root: Path) -> list[str]:
     below = {"cells": {"cells"}, "common": {"common"}, "cpu": {"cpu", *shared}, "device": {"device"}}
     below["cuda"] = {"common", "cuda", "device"}
     before_target = set(re.findall("#include <.*>", files[Path("cpu/level_includes.h")]))
-    below["interpreter"] = below["registration.cpp"] = {room_of(place.as_posix()) for place in files}
+    below["interpreter"] = below["registration.cpp"] = {folder_of(place.as_posix()) for place in files}
     for place, text in files.items():
-        room = room_of(place.as_posix())
-        family, _, half = room.partition("/")
-        seen = below.get(room, {family, room, half, *shared})
+        folder = folder_of(place.as_posix())
+        family, _, half = folder.partition("/")
+        seen = below.get(folder, {family, folder, half, *shared})
         for included in re.findall(r'#include "([^"/]+/[^"]+)"', text):
-            on_host = (room, included) == ("device", "interpreter/primitives.h")  # replaces the PTX instructions
-            if not on_host and room_of(included) not in seen:
+            on_host = (folder, included) == ("device", "interpreter/primitives.h")  # replaces the PTX instructions
+            if not on_host and folder_of(included) not in seen:
                 faults.append(f"csrc/{place} includes {included!r}, which is not below it")
         if place.suffix == ".h" and '#include "common/simd.h"' in text:
             late = set(re.findall("#include <.*>", text)) - before_target
             faults += [f"csrc/{place} has {line}, which cpu/level_includes.h has not" for line in late]
         for included in re.findall(r"#include <([^>]+)>", text):
-            if room == "cells" and included not in ("cmath", "cstdint"):
+            if folder == "cells" and included not in ("cmath", "cstdint"):
                 faults.append(f"csrc/{place} includes <{included}>: cells take <cmath> and <cstdint> alone")
             elif re.match(r"(torch|ATen|c10)/", included):
-                if room not in ("common", "registration.cpp") and place != Path("cuda/current.h"):
+                if folder not in ("common", "registration.cpp") and place != Path("cuda/current.h"):
                     faults.append(f"csrc/{place} includes <{included}>: PyTorch's headers are for common")
             elif included.startswith("cu"):
                 faults.append(f"csrc/{place} includes <{included}>: CUDA's headers are not there where this is built")

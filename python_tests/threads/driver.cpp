@@ -66,10 +66,10 @@ void team(Kernel<Problem> kernel, Problem& problem, int size) {
 template <class Problem>
 void team_of_both(Kernel<Problem> kernel, Problem& first, Problem& second, int size) {
   Problem* const problems[] = {&first, &second};
-  Values rooms[2];
+  Values workspaces[2];
   for (const int half : {0, 1}) {
-    rooms[half].resize(kernel.workspace(*problems[half], size == 1 ? 1 : half_size(size, half)));
-    problems[half]->workspace = rooms[half].data();
+    workspaces[half].resize(kernel.workspace(*problems[half], size == 1 ? 1 : half_size(size, half)));
+    problems[half]->workspace = workspaces[half].data();
   }
   Barrier barriers[2];
   on_threads(size, [&](int rank) {

@@ -43,7 +43,7 @@ int team_size_of_both(const Call& call) {
 
 // The workspace of a small call is on the stack, because an allocation would take a large part of its time.
 constexpr int64_t small_workspace = 1 << 16;  // bytes
-alignas(64) thread_local char small_rooms[small_workspace];
+alignas(64) thread_local char small_memory[small_workspace];
 
 template <class T>
 struct Workspace {
@@ -52,7 +52,7 @@ struct Workspace {
 
   Workspace(int64_t elements, const Tensor& like) {
     if (elements * int64_t(sizeof(T)) <= small_workspace) {
-      begin = reinterpret_cast<T*>(small_rooms);
+      begin = reinterpret_cast<T*>(small_memory);
     } else {
       memory = cached_empty(like, {elements}, sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float);
       begin = write<T>(*memory);
@@ -73,11 +73,11 @@ void run(Kernel<Problem> kernel, Problem& problem, const Call& call) {
 template <class Problem>
 void run_halves(Kernel<Problem> kernel, Problem& first, Problem& second, const Call& call, int threads) {
   Problem* const problems[] = {&first, &second};
-  int64_t rooms[2];
-  for (const int half : {0, 1}) rooms[half] = kernel.workspace(*problems[half], half_size(threads, half));
-  const Workspace<typename Problem::T> workspace(rooms[0] + rooms[1], call.u);
+  int64_t sizes[2];
+  for (const int half : {0, 1}) sizes[half] = kernel.workspace(*problems[half], half_size(threads, half));
+  const Workspace<typename Problem::T> workspace(sizes[0] + sizes[1], call.u);
   first.workspace = workspace.begin;
-  second.workspace = workspace.begin + rooms[0];
+  second.workspace = workspace.begin + sizes[0];
   Barrier barriers[2];
 #pragma omp parallel num_threads(threads)
   in_halves(omp_get_thread_num(), omp_get_num_threads(), barriers, [&](int half, ThreadContext me) {

@@ -13,9 +13,9 @@ using namespace rnnkern;
 namespace {
 
 template <class Problem>
-void run(void (*kernel)(const Problem&, ThreadContext), int64_t (*room_of)(const Problem&, int), Problem& problem,
+void run(void (*kernel)(const Problem&, ThreadContext), int64_t (*workspace_size)(const Problem&, int), Problem& problem,
          int team) {
-  std::vector<double> workspace(room_of(problem, team));
+  std::vector<double> workspace(workspace_size(problem, team));
   problem.workspace = workspace.data();
   Barrier barrier;
   std::vector<std::thread> others;
