@@ -73,7 +73,8 @@ class ForwardPass {
         u_rows(plan.chunk * (share.row1 - share.row0)),
         projected_x(p.x ? plan.u + plan.chunk * share.row0 * plan.products.u_size() : nullptr),
         units(units_of(last_product(), share, hidden)),
-        columns(units_of(cell.projected ? plan.projection : last_product(), share, width)) {}
+        columns(units_of(cell.projected ? plan.projection : last_product(), share, width)),
+        has_stages(plan.carried || plan.dropped || plan.zoneout[0].on()) {}
 
   RNNKERN_INLINE void run() {
     start();
@@ -91,7 +92,7 @@ class ForwardPass {
   struct Step {
     int64_t t, row, row1;         // its number, its first row, the last of this thread's sequences
     PreviousState<T> h, factors;  // the previous h, and as R multiplies it
-    T* carried;                   // the new h in T, where it is not stored in T, or null
+    T* new_h;                     // in T: where it is stored, or carried to the next step
     F* dropped;                   // the new h after dropout, or null
   };
 
@@ -144,13 +145,8 @@ class ForwardPass {
             plan.dropped      ? carried(plan.dropped + before)
             : has_bf16_dot<F> ? in_sequence(plan.initial)
                               : h,
-            plan.carried ? plan.carried + next : nullptr,
+            plan.carried ? plan.carried + next : p.h.template as<T>() + p.steps.offset(t) * width,
             plan.dropped ? plan.dropped + next : nullptr};
-  }
-
-  // Where the new h of a sequence is stored, in T.
-  RNNKERN_INLINE T* h_row(const Step& now, int64_t b) const {
-    return now.carried ? now.carried + b * width : p.h.template as<T>() + (now.row + b) * width;
   }
 
   RNNKERN_INLINE T* saved_row(const Step& now, int64_t b) const {
@@ -166,7 +162,7 @@ class ForwardPass {
   RNNKERN_INLINE void read(ForwardStrip<T>& strip, const Step& now, int64_t index, int64_t b) const {
     strip.u = plan.products.u_of(p, projected_x, u_rows, index, p.u_repeats ? b : now.row + b, strip, plan.u_row);
     strip.old[0] = cell.projected ? plan.zeros : now.h(b).template as<T>();
-    strip.next[0] = !cell.projected ? h_row(now, b) : in_arithmetic(plan.m + b * hidden, plan.m_row);
+    strip.next[0] = !cell.projected ? now.new_h + b * width : in_arithmetic(plan.m + b * hidden, plan.m_row);
     for (int s = 1; s < cell.states; ++s) {
       T* const state = p.final_state[s] + b * hidden;
       if (in_sequence(s)) {
@@ -202,15 +198,16 @@ class ForwardPass {
 
   // The stages of some columns of the new h that a call may have: zoneout, storage and dropout.
   RNNKERN_INLINE void write_h(const Step& now, int64_t b, int64_t first, int64_t last) const {
+    if (!has_stages) return;
     const Zoneout<T>& zoneout = plan.zoneout[0];
-    T* const h = h_row(now, b);
+    T* const h = now.new_h + b * width;
     if (zoneout.on())
       for_vectors<V>(first, last, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         const V next = V::load(h + unit, lanes), old = V::load(now.h(b).template as<T>() + unit, lanes);
         if (p.candidates) next.store(p.candidates + (now.row + b) * hidden + unit, lanes);
         zoneout.mix(old, next, b, unit, lanes).store(h + unit, lanes);
       });
-    if (now.carried) narrow_row(h + first, last - first, p.h.from((now.row + b) * width + first));
+    if (plan.carried) narrow_row(h + first, last - first, p.h.from((now.row + b) * width + first));
     if (now.dropped)
       for_vectors<V>(first, last, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         const V h_dropped = plan.dropout.apply(V::load(h + unit, lanes), b, unit, lanes);
@@ -224,7 +221,7 @@ class ForwardPass {
         share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, now.row1,
         [&](int64_t b) { return plan.m + b * hidden; },
         [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
-          copy(h_row(now, b) + q.unit, results, q.units);
+          copy(now.new_h + b * width + q.unit, results, q.units);
           write_h(now, b, q.unit, q.unit + q.units);
         });
   }
@@ -237,7 +234,7 @@ class ForwardPass {
       int64_t t = 0;
       if (!p.steps.reverse)
         for (t = p.steps.count - 1; p.steps.rows(t) <= b;) --t;
-      copy(p.final_state[0] + b * width, h_row(at(p.steps.at(t)), b), width);
+      copy(p.final_state[0] + b * width, at(p.steps.at(t)).new_h + b * width, width);
       for (int s = 1; s < cell.states; ++s)
         if (in_sequence(s)) copy(p.final_state[s] + b * hidden, p.states[s] + (p.steps.offset(t) + b) * hidden, hidden);
     }
@@ -254,6 +251,7 @@ class ForwardPass {
   const int64_t u_rows;        // of this thread in a chunk
   T* const projected_x;        // them
   const Units units, columns;  // those of the state and of h that this thread computes
+  const bool has_stages;       // between the equations and the next step
 };
 
 template <class F, class Cell>

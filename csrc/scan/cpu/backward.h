@@ -8,7 +8,7 @@ namespace {
 
 // The row of h before the k-th step, or null where that is zero. `begin` is the sequence's first step.
 template <class T>
-const T* state_before(const ScanBackward<T>& p, int64_t k, int64_t begin, int64_t place) {
+RNNKERN_INLINE const T* state_before(const ScanBackward<T>& p, int64_t k, int64_t begin, int64_t place) {
   if (k == begin) return p.h0 ? p.h0 + place : nullptr;
   return p.h + p.sizes.row(step_at(p.sizes, k - 1)) + place;
 }
