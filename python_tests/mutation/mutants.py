@@ -235,7 +235,7 @@ MUTANTS = [
            ("python_tests/ops/test_checks.py",)),
     Mutant("recurrence/cpu/team.h", "elements * int64_t(sizeof(T)) <= small_workspace", "elements <= small_workspace",
            "how much the workspace of small calls holds", DRAWN),
-    Mutant("recurrence/cpu/team.h", "second.workspace = workspace.begin + rooms[0]",
+    Mutant("recurrence/cpu/team.h", "second.workspace = workspace.begin + sizes[0]",
            "second.workspace = workspace.begin", "that two problems at once have a workspace each", BOTH),
     Mutant("common/team.h", "ThreadContext{rank - half * first,", "ThreadContext{rank,",
            "a place in half of a team", BOTH),
