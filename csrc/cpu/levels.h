@@ -8,6 +8,7 @@
 
 namespace rnnkern {
 
+// Whether this library contains code for a level.
 constexpr bool is_built(SimdLevel wanted) {
 #define RNNKERN_IS_WANTED(level) wanted == SimdLevel::level ||
   return RNNKERN_BUILT_LEVELS(RNNKERN_IS_WANTED) false;

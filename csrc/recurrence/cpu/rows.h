@@ -19,8 +19,7 @@ RNNKERN_INLINE void store_gates(const V* v, int count, S* row, int64_t hidden, i
   for (int g = 0; g < count; ++g) store(v[g], row + g * hidden + unit, lanes);
 }
 
-// Adds to the gradient of the bias. The rows of each step are summed before they are added, so rounding errors grow
-// with B + T, not with B T.
+// Adds to the gradient of the bias of a step (StepBias in gradients.h).
 template <class V, class T>
 RNNKERN_INLINE void add_gates(const V* v, int first, int last, T* sums, int64_t hidden, int64_t unit, int64_t lanes) {
   for (int g = first; g < last; ++g) {
