@@ -188,15 +188,16 @@ def primitives(place: Place) -> str:
         for header, type in programs:
             _compiler.cubin_of(_compiler.Program(header, type, "sm_90"))
         return f"{len(programs)} kernels are compiled"
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "default"]
+    options = ["-v", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "default"]
     command = [sys.executable, "-m", "pytest", "python_tests/gpu/test_primitives.py", *options]
     environment = os.environ | {"RNNKERN_GPU_TESTS": "cuda"}
-    done = subprocess.run(command, cwd=record.ROOT, env=environment, check=False, capture_output=True, text=True)
-    print(done.stdout)
-    assert done.returncode == 0, "; ".join(
-        line for line in done.stdout.splitlines() if line.startswith(("FAILED", "E  "))
-    )
-    return f"agree, {done.stdout.splitlines()[-1].strip('= ')}"
+    lines = []
+    with subprocess.Popen(command, cwd=record.ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)  # the log says how far they came if no time is left
+            lines.append(line.rstrip())
+    assert process.returncode == 0, "; ".join(line for line in lines if line.startswith(("FAILED", "E  ")))
+    return f"agree, {lines[-1].strip('= ')}"
 
 
 # ---- speed

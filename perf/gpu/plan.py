@@ -39,7 +39,7 @@ STAGES = {
 AGAIN = {
     "faults": Stage("faults", 70, 45, 60, 8, 1, f"{SPIN_FLAGS} {LINES}", "memcheck"),
     "wrong": Stage("wrong", 90, 15, 40, 8, 1, SPIN_FLAGS),
-    "first": STAGES["first"]._replace(until=130, estimate=20),
+    "first": STAGES["first"]._replace(until=130, estimate=30, each=75),
     "truth": STAGES["truth"]._replace(until=150, estimate=20),
     "sanitizer": STAGES["sanitizer"]._replace(until=210, estimate=60),
     "speed": STAGES["speed"]._replace(until=335, estimate=120),
