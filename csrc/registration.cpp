@@ -66,9 +66,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   // Implemented in Python, in rnnkern/_compiler.py and rnnkern/_extension.py.
   m.def("compile_kernel(str header, str type, str arch, bool again) -> Tensor[]");
   m.def("allows_tf32() -> bool");
-  m.def(
-      "recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False, bool tf32=False, "
-      "str measured=\"\") -> str");
+  m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False, bool tf32=False) -> str");
 
   m.def(
       "relevancy_recurrence(str cell, Tensor u, Tensor[] weights, Tensor[] state, Tensor[]? params, "

@@ -153,14 +153,12 @@ of_speeds = functools.partial(captioned, made=relational_tables.of_speeds)
 
 
 def of_gpu(rows: Sequence[Record], mark: str) -> str:
-    """A table per device."""
+    """The table of the device that was measured last."""
     _, lines, words = gpu.TABLES[mark]
-    texts = []
-    for device in dict.fromkeys(row["device"] for row in rows):
-        own = where(rows, device=device)
-        commits = ", ".join(dict.fromkeys(row["commit"] for row in own))
-        texts.append(f"{of_lines(lines(own), 2)}\n\n*{device}. {words}. PyTorch {own[-1]['torch']}, commit {commits}.*")
-    return "\n\n".join(texts)
+    device = rows[-1]["device"]
+    own = where(rows, device=device)
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in own))
+    return f"{of_lines(lines(own), 2)}\n\n*{device}. {words}. PyTorch {own[-1]['torch']}, commit {commits}.*"
 
 
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {

@@ -69,9 +69,9 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  int64_t parts);
 
 // The launch plan of a call on a CUDA device, as JSON. Arguments: sizes (T, B, H, K); properties of the device
-// (cuda/plan.h), of which the numbers of clusters may be omitted; whether there is zoneout or dropout; whether TF32 is
-// allowed; and measured rows (cuda/measured.h) to use instead of measured_table.h.
+// (cuda/plan.h), of which the numbers of clusters may be omitted; whether there is zoneout or dropout; and whether TF32
+// is allowed.
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
-                            bool noisy, bool tf32, std::string measured);
+                            bool noisy, bool tf32);
 
 }  // namespace rnnkern

@@ -20,7 +20,7 @@ KERNELS = tuple(
     f"kernels.cpp -DRNNKERN_KERNELS_OF={dtype}"
     for dtype in ("float", "device::bfloat16", "device::float16", "device::tfloat32", "double")
 )
-DRIVERS = ("plan.cpp", "measured.cpp", "forward.cpp", "backward.cpp")
+DRIVERS = ("plan.cpp", "forward.cpp", "backward.cpp")
 FAMILY = drivers.Family(
     "recurrence",
     (*(f"csrc/recurrence/cuda/{name}" for name in (*KERNELS, *DRIVERS)), "csrc/recurrence/registered.cpp"),
@@ -98,10 +98,9 @@ def plan(
     noisy: bool = False,
     tf32: bool = False,
     operators=None,
-    measured: str = "",
 ) -> dict:
     asked = (operators or torch.ops.rnnkern).recurrence_plan
-    return json.loads(asked(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy, tf32, measured))
+    return json.loads(asked(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy, tf32))
 
 
 def moved(sample: Sample, device: str) -> Sample:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from python_tests.gpu import triton_interpreter
+from python_tests.gpu.graphs import captured
 from python_tests.samples import gather_sample
 from python_tests.tiers import quick_where
 from rnnkern import _extension
@@ -81,7 +82,7 @@ def test_on_a_gpu_and_in_a_cuda_graph(sizes, dtype):
 
     def step():
         out = gather_attention(q, u, h, idx, v)
-        return out, *torch.autograd.grad(out, leaves, torch.ones_like(out))
+        return out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))
 
     found = step()
     on_a_cpu = [x.detach().cpu().double().requires_grad_() for x in leaves]
@@ -91,10 +92,8 @@ def test_on_a_gpu_and_in_a_cuda_graph(sizes, dtype):
     bound = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
     for a, b in zip(found, wanted, strict=True):
         assert (a.cpu() - b).norm() <= bound * b.norm()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, results = captured(step)
     graph.replay()
-    for a, b, c in zip(captured, found, step(), strict=True):
+    for a, b, c in zip(results, found, step(), strict=True):
         assert torch.equal(a, b)
         assert torch.equal(b, c)

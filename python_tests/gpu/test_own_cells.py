@@ -116,7 +116,7 @@ def test_kernels_compile_for_hardware(cell):
         *((d, False, h) for d in ("float32", "bfloat16") for h in (64, 256, 2048)),
     ]:
         facts = (9, 0, 132, 232448, 16, 8)
-        plan = torch.ops.rnnkern.recurrence_plan(cell.name, dtype, (9, 8, hidden, 1), facts, noisy, False, "")
+        plan = torch.ops.rnnkern.recurrence_plan(cell.name, dtype, (9, 8, hidden, 1), facts, noisy, False)
         found |= {tuple(program) for program in json.loads(plan)["programs"]}
     own = [program for program in sorted(found) if library._known[cell.name].type in program[1]]
     assert {kind.partition("<")[0].removeprefix("rnnkern::") for _, kind in own} >= {

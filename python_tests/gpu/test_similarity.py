@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from python_tests.gpu import triton_interpreter
+from python_tests.gpu.graphs import captured
 from python_tests.samples import similarity_outputs_and_gradients, similarity_sample
 from rnnkern import _extension
 from rnnkern.ops import similarity, triton_launch
@@ -78,7 +79,7 @@ def test_on_a_gpu_and_in_a_cuda_graph(objects, dtype):
 
     def step():
         R = similarity(x, packed=True)
-        return R, *torch.autograd.grad(R, x, torch.ones_like(R))
+        return R.detach(), *torch.autograd.grad(R, x, torch.ones_like(R))
 
     found = step()
     on_cpu = x.detach().cpu().double().requires_grad_()
@@ -86,9 +87,7 @@ def test_on_a_gpu_and_in_a_cuda_graph(objects, dtype):
     bound = {torch.float32: 1e-4, torch.float64: 1e-12}[dtype]
     for a, b in zip(found, (R, *torch.autograd.grad(R, on_cpu, torch.ones_like(R))), strict=True):
         assert (a.cpu() - b).norm() <= bound * max(b.norm().item(), 1.0)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, results = captured(step)
     graph.replay()
-    for a, b in zip(captured, found, strict=True):
+    for a, b in zip(results, found, strict=True):
         assert torch.equal(a, b)

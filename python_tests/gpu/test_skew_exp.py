@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from python_tests.gpu import triton_interpreter
+from python_tests.gpu.graphs import captured
 from python_tests.gpu.skew_launches import KERNELS, forward_and_backward, recording
 from python_tests.ops.orthogonal_oracle import Spectrum
 from python_tests.tiers import quick_where
@@ -186,7 +187,7 @@ def test_on_a_gpu_and_in_a_cuda_graph(size, dtype):
 
     def step():
         V = skew_exp(A)
-        return V, torch.autograd.grad(V, A, upstream)[0]
+        return V.detach(), torch.autograd.grad(V, A, upstream)[0]
 
     V, gradient = step()
     for k, c in enumerate(factors):
@@ -198,12 +199,10 @@ def test_on_a_gpu_and_in_a_cuda_graph(size, dtype):
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, results = captured(step)
     for turn in (0.5, 1.0, 0.01):  # each matrix has each norm once, with different numbers of squarings
         with torch.no_grad():
             A.copy_(turn * A.roll(1, 0))
         graph.replay()
-        for found, wanted in zip(captured, step(), strict=True):
+        for found, wanted in zip(results, step(), strict=True):
             assert torch.equal(found, wanted)

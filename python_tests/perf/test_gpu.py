@@ -16,14 +16,13 @@ import torch
 
 from perf import record
 from perf.gpu import __main__ as command
-from perf.gpu import checks, jobs, measured, pack, plan, recurrences, runner, speeds, tables
+from perf.gpu import checks, jobs, pack, plan, recurrences, runner, speeds, tables
 from perf.gpu.checks import Check, NotStarted, Place
 from perf.gpu.plan import AGAIN, CALL_SECONDS, STAGES, Stage
 from perf.gpu.recurrences import Spec
 from perf.gpu.runner import Entry, Options
 from perf.harness import OURS, Effort
 from perf.tables import of_gpu
-from python_tests.gpu import recurrences as drivers
 from python_tests.gpu import standin
 from rnnkern import _compiler, _extension
 
@@ -301,34 +300,11 @@ def test_tables_of_speed():
     assert said == [(1, 1, ""), ("", 1, "wrong, 31 times naive")]
 
 
-def test_pages_have_a_table_for_each_device():
+def test_pages_have_the_tables_of_the_device_that_was_measured_last():
     text = of_gpu([*ROWS, *(row | {"device": "NVIDIA H200"} for row in ROWS)], "gpu_recurrence")
-    assert text.count("| lstm | 1024x16x768 | 2, 6 |") == 2
-    assert text.index("*NVIDIA H100. ") < text.index("*NVIDIA H200. ")
-
-
-def test_the_table_that_launch_plans_read(tmp_path):
-    """The rows of the kernel that takes the shortest time with the backward pass; those of other devices are kept."""
-    record.append(tmp_path / "gpu-recurrence.csv", ROWS)
-    table = tmp_path / "table.h"
-    table.write_text('// before\n"9 gru bfloat16 256 1 grid 1 1\\n"\n"10 gru bfloat16 256 1 grid 1 1\\n"\n')
-    for _ in range(2):
-        measured.main([str(tmp_path), "--capability", "9", "--table", str(table)])
-        first, *lines = table.read_text().splitlines()
-        assert first.startswith("// Written by `python -m perf.gpu.measured`")
-        assert lines == [
-            f'"{row}\\n"' for row in ("10 gru bfloat16 256 1 grid 1 1", "9 lstm bfloat16 768 16 grid 0.8 1.5")
-        ]
-    if _extension.available:
-        text = "9 lstm bfloat16 768 16 grid 0.8 1.5\n"
-        found = drivers.plan("lstm", torch.bfloat16, (1024, 16, 768, 1), (9, 0, 132, 232448, 16, 7), measured=text)
-        assert found["kernel"] == "grid"
-
-
-def test_a_folder_without_layers_is_refused(tmp_path):
-    record.append(tmp_path / "gpu-recurrence.csv", row(LSTM._replace(precision="tf32"), OURS, "cluster", 1.0, 1.0))
-    with pytest.raises(SystemExit, match="no layer was measured"):
-        measured.main([str(tmp_path), "--capability", "9", "--table", str(tmp_path / "table.h")])
+    assert text.count("| lstm | 1024x16x768 | 2, 6 |") == 1
+    assert "*NVIDIA H200. " in text
+    assert "H100" not in text
 
 
 def test_a_run_writes_report_results_and_archive(fake, tmp_path, monkeypatch, capsys):

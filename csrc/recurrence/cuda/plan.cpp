@@ -1,7 +1,5 @@
 #include "recurrence/cuda/plan.h"
 
-#include <sstream>
-
 #include "recurrence/call.h"
 #include "recurrence/cuda/step.cuh"
 #include "recurrence/recurrence.h"
@@ -103,34 +101,16 @@ Plan plan_grid(const Request& request) {
           .kernels = kernels};
 }
 
-// The part of a reason that says where torch.nn measured faster. A speed of 0 means that torch.nn lacks the cell.
-std::string beside_torch(const Measured& row) {
-  const auto slower = [](double times) { return times > 0 && times < 1; };
-  if (!slower(row.forward) && !slower(row.both)) return "";
-  std::ostringstream said;
-  said << ", slower than torch.nn: measured at H = " << row.hidden << " and B = " << row.batch << ", " << row.forward
-       << " times its speed forward, " << row.both << " with the backward";
-  return said.str();
-}
-
-// The first kernel that can run the call. `row` is the measurement for such calls, or null. Measurements are of exact
-// products, so `row` becomes null if TF32 is allowed.
-Plan choose(const Request& request, const Measured*& row) {
+Plan choose(const Request& request) {
   const Plan block = plan_block(request);
   const Sizes& sizes = request.sizes;
   const bool dense = keeps_R(request) && sizes.heads == 1 && !request.noisy && request.dtype != ScalarType::Double &&
                      request.facts.major >= 8 && sizes.most() <= most_size;
   if (!block.stepwise() || !dense) return block;
-  if (row && request.dtype == ScalarType::Float && request.allows_tf32()) row = nullptr;
   const Plan cluster = plan_cluster(request);
-  const bool to_grid = row && row->kernel == "grid";
-  if (!cluster.stepwise() && !to_grid) return cluster;
-  Plan grid = plan_grid(request);
-  if (cluster.stepwise() && grid.stepwise())
-    return refused(block.reason, ", and ", cluster.reason, ", and ", grid.reason);
-  if (grid.stepwise()) return cluster;
-  if (!cluster.stepwise()) grid.reason += ", which measured faster than a cluster of blocks";
-  return grid;
+  if (!cluster.stepwise()) return cluster;
+  const Plan grid = plan_grid(request);
+  return grid.stepwise() ? refused(block.reason, ", and ", cluster.reason, ", and ", grid.reason) : grid;
 }
 
 // All kernels that a call with this plan starts, forward and backward, whose state is stored as S: the pointwise ones
@@ -154,21 +134,16 @@ std::vector<const cuda::Kernel*> all_kernels(const Plan& plan, const Request& re
 
 }  // namespace
 
-Plan plan_recurrence(const Request& request, const std::vector<Measured>& rows) {
-  const Sizes& sizes = request.sizes;
-  const Measured* row = nullptr;
-  if (sizes.heads == 1 && !request.noisy)
-    row = find_measured(rows, request.facts.major, request.cell.cell_id, request.dtype, sizes.hidden, sizes.batch);
-  Plan plan = choose(request, row);
-  if (row && row->kernel == plan.name()) plan.reason += beside_torch(*row);
+Plan plan_recurrence(const Request& request) {
+  Plan plan = choose(request);
   const int64_t at_once = rows_per_multiprocessor * request.facts.multiprocessors;
   plan.chunk_steps = std::max(plan.kind == KernelKind::cluster ? least_cluster_chunk : least_chunk,
-                              at_once / std::max<int64_t>(sizes.batch, 1));
+                              at_once / std::max<int64_t>(request.sizes.batch, 1));
   return plan;
 }
 
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
-                            bool noisy, bool tf32, std::string rows) {
+                            bool noisy, bool tf32) {
   const KnownCell known = known_cell(cell, 0);
   STD_TORCH_CHECK(known.cell_id >= 0 && sizes.size() == 4 && sizes[3] > 0 && sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, and sizes (T, B, H, K)");
@@ -178,7 +153,7 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
                         .sizes = {sizes[0], sizes[1], sizes[2], sizes[3]},
                         .noisy = noisy,
                         .allows_tf32 = tf32 ? +[] { return true; } : +[] { return false; }};
-  const Plan plan = plan_recurrence(request, rows.empty() ? measured() : read_measured(rows));
+  const Plan plan = plan_recurrence(request);
   const auto kernels = by_storage(request.dtype, [&]<class S>(S) { return all_kernels<S>(plan, request); });
   const auto shape = [&](const char* name, const Resident& x) {
     const int64_t blocks = x.kernel ? x.launch(sizes[1], sizes[3]).blocks : 0;

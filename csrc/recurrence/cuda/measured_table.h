@@ -1,1 +1,0 @@
-// Written by `python -m perf.gpu.measured`; nothing has been measured yet.
