@@ -84,7 +84,7 @@ class EURNN(_OrthogonalRNN):
     def _weight(self, name: str, sequence: TimeFirst) -> Any:
         """The rotation layers of a recurrent weight, by name, if the recurrence applies them; else the matrix."""
         if name.startswith("weight_hh") and not self._unserved():
-            x, batch = sequence.x, sequence.state[0].shape[1]
+            x, batch = sequence.x, len(sequence.state[0][0])
             found = {names[1]: layers_inside(self, names[1], self.fused, x, batch) for names in self._all_weights}
             if None not in found.values():
                 return found[name]

@@ -209,7 +209,7 @@ class Filtered(RecurrentBase):
         sequence = super()._check(input, hx, reset)
         if filtered is None:
             return sequence
-        rows, batch, _ = sequence.state[0].shape
+        rows, batch = len(sequence.state), len(sequence.state[0][0])
         wanted = (rows, batch, getattr(self, self._all_weights[0][0]).shape[0])
         unbatched = isinstance(input, Tensor) and input.dim() == 2
         for name, part in zip(kept, filtered, strict=True):
@@ -218,7 +218,8 @@ class Filtered(RecurrentBase):
                 raise RuntimeError(f"Expected {name} of size {shape}, got {list(part.shape)}")
         filtered = tuple(part.unsqueeze(1) if unbatched else part for part in filtered)
         order = None if isinstance(input, Tensor) else input.sorted_indices
-        return sequence._replace(state=sequence.state + self.permute_hidden(filtered, order))
+        filtered = zip(*(part.unbind(0) for part in self.permute_hidden(filtered, order)), strict=True)
+        return sequence._replace(state=[row + more for row, more in zip(sequence.state, filtered, strict=True)])
 
     def permute_hidden(self, hx, permutation):
         if not isinstance(hx, tuple) or not self.filter:

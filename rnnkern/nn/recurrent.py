@@ -21,7 +21,7 @@ class TimeFirst(NamedTuple):
     """The input of a forward pass with time first: T steps, B sequences in the order of the packed rows."""
 
     x: Tensor  # (T, B, I), or packed (sum of batch_sizes, I)
-    state: tuple[Tensor, ...]  # h0 (layers * directions, B, H); for an LSTM c0 too
+    state: Sequence[tuple[Tensor, ...]]  # for each layer and direction its initial state, of tensors (B, H)
     batch_sizes: Tensor | None  # (T,) int64 on the CPU
     reset: Tensor | None  # (T, B) bool, False beyond a sequence's own end
 
@@ -194,7 +194,7 @@ class RecurrentBase(Unquantized, RNNBase):
         unbatched = isinstance(input, Tensor) and input.dim() == 2
         joined = torch.cat if unbatched else torch.stack  # no views, which could not be detached in place
         hidden = tuple(joined(states) for states in zip(*finals, strict=True))
-        packed, given = sequence.batch_sizes is not None, sequence.state[0].dtype
+        packed, given = sequence.batch_sizes is not None, sequence.state[0][0].dtype
         x, hidden = autocast.cast_results(self, packed, given, x, hidden)
         hidden = hidden if len(hidden) > 1 else hidden[0]
         if isinstance(input, PackedSequence):
@@ -270,26 +270,25 @@ class RecurrentBase(Unquantized, RNNBase):
             batch, steps = x.shape[:2] if self.batch_first else (x.shape[1], x.shape[0])
         if hx is None:
             self.check_input(x, batch_sizes)
-            rows = len(self._all_weights)
-            widths = (self.proj_size or self.hidden_size, *[self.hidden_size] * (self._states - 1))
-            hx = tuple(x.new_zeros(rows, batch, width) for width in widths)
-            hx = hx if several else hx[0]
+            c0 = x.new_zeros(batch, self.hidden_size)
+            h0 = x.new_zeros(batch, self.proj_size) if self.proj_size else c0
+            state = [(h0, *[c0] * (self._states - 1))] * len(self._all_weights)
         else:
             self.check_forward_args(x, hx, batch_sizes)
             hx = self.permute_hidden(hx, order)
+            state = list(zip(*(s.unbind(0) for s in (hx if several else (hx,))), strict=True))
         if batch_sizes is None and self.batch_first:
             x = x.transpose(0, 1)
         if reset is not None:
             unbatched = batch_sizes is None and input.dim() == 2
             reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
-        return TimeFirst(x, tuple(hx) if several else (hx,), batch_sizes, reset)
+        return TimeFirst(x, state, batch_sizes, reset)
 
     def _calls(self, sequence: TimeFirst) -> list[list[dict[str, Any]]]:
         """Arguments of the operator except cell, input and direction, grouped by what one call computes: both
         directions of a layer, two stacked layers with nothing between them, or one layer."""
-        _, state, batch_sizes, reset = sequence
+        _, states, batch_sizes, reset = sequence
         masks = reset_of_directions(reset, self.bidirectional)
-        states = list(zip(*(s.unbind(0) for s in state), strict=True))
         options = {}
         if self.zoneout or self.recurrent_dropout:
             options = {"zoneout": self.zoneout, "dropout": self.recurrent_dropout}
@@ -340,7 +339,7 @@ class RecurrentBase(Unquantized, RNNBase):
     @property
     def _flat_weights(self) -> list[Tensor | None]:
         first, *rest = self._flat_weights_names
-        return [getattr(self, first, None), *(None for _ in rest)]
+        return [getattr(self, first, None)] + [None] * len(rest)
 
     @_flat_weights.setter
     def _flat_weights(self, weights: list[Tensor | None]) -> None:

@@ -95,12 +95,12 @@ def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
 def cpu_refusal(x: Tensor, why: str | None = None) -> str | None:
     """The reason why the CPU kernels cannot run a call with tensors like ``x``, or None. ``why`` is a reason of the
     operator itself."""
-    return (_extension.reason or why) if x.device.type == "cpu" else f"the tensors are on {x.device}"
+    return (_extension.reason or why) if x.is_cpu else f"the tensors are on {x.device}"
 
 
 def cuda_refusal(x: Tensor, why: str | None = None) -> str | None:
     """Like :func:`cpu_refusal`, for the CUDA kernels."""
-    if x.device.type != "cuda":
+    if not x.is_cuda:
         return f"the tensors are on {x.device}"
     return _extension.reason or why or _extension.cuda_refusal(x.device)
 

@@ -28,7 +28,7 @@ def can_hand_out(x: Tensor, pooled: bool = False) -> bool:
     ``pooled`` memory (csrc/common/caching_allocator.h) does not allow them, and on a GPU the write that ends one copies
     on the default stream, which does not wait for the current one and cannot be captured in a graph. A change in place
     then raises an error in the backward pass, as torch.nn's does on a GPU, where cuDNN reads its output."""
-    return not transformed() and (torch.compiler.is_compiling() or (x.device.type == "cpu" and not pooled))
+    return ((x.is_cpu and not pooled) or torch.compiler.is_compiling()) and not transformed()
 
 
 def hand_out(outputs: Sequence[Tensor], kept: Sequence[int]) -> tuple[Tensor, ...]:

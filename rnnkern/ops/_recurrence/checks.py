@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rnnkern._torch_private import FakeTensor, is_wrapped
 from rnnkern.ops._recurrence.autograd import Rates, Recomputed
-from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
+from rnnkern.ops.checks import all_like, check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.reference import CELLS
 from rnnkern.reference._recurrence import OWN_CELLS, cell_of
 
@@ -46,16 +46,17 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
                 f"recurrence: `{name}` of the cell {cell!r} must be ({', '.join(wanted)}), "
                 f"{len(wanted)} tensors, got {len(group)}"
             )
-    optional = {"bias": bias, "weight_ih": weight_ih, "bias_ih": bias_ih}
     real = ("u.real", u.real) if u.is_complex() else ("u", u)
-    for name, tensor in (("R", R), *optional.items()):
-        if tensor is not None or name == "R":
-            check_like("recurrence", name, tensor, "u", u)
-    if grad_scale is not None:
-        check_like("recurrence", "grad_scale", grad_scale, *real)
-    for name, group, like in (("state", state, ("u", u)), ("params", params, real)):
-        for k, tensor in enumerate(group):
-            check_like("recurrence", f"{name}[{k}]", tensor, *like)
+    optional = [x for x in (bias, weight_ih, bias_ih, grad_scale) if x is not None]
+    if not all_like(u, (R, *state, *params, *optional)):
+        for name, tensor in (("R", R), ("bias", bias), ("weight_ih", weight_ih), ("bias_ih", bias_ih)):
+            if tensor is not None or name == "R":
+                check_like("recurrence", name, tensor, "u", u)
+        if grad_scale is not None:
+            check_like("recurrence", "grad_scale", grad_scale, *real)
+        for name, group, like in (("state", state, ("u", u)), ("params", params, real)):
+            for k, tensor in enumerate(group):
+                check_like("recurrence", f"{name}[{k}]", tensor, *like)
     for name, flag in (("reverse", reverse), ("save_gates", save_gates)):
         if not isinstance(flag, bool) and (name == "reverse" or flag is not None):
             raise TypeError(f"recurrence: `{name}` must be a bool, got {flag!r}")

@@ -208,7 +208,7 @@ def recurrence(
         u, save_u = _projected(u, weight_ih, bias_ih)
         weight_ih = bias_ih = None
     if save_gates is None:
-        save_gates = u.device.type == "cpu"
+        save_gates = u.is_cpu
     parts = _extension.bfloat16_parts() if implementation == "cpu" else 0
     if needs_derivatives(u, weight_ih, bias_ih, R, bias, *state, *params):
         keep_u, recompute_u, sources = save_u, None, ()
