@@ -48,7 +48,7 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
             )
     real = ("u.real", u.real) if u.is_complex() else ("u", u)
     optional = [x for x in (bias, weight_ih, bias_ih, grad_scale) if x is not None]
-    if not all_like(u, (R, *state, *params, *optional)):
+    if u.is_complex() or not all_like(u, (R, *state, *params, *optional)):
         for name, tensor in (("R", R), ("bias", bias), ("weight_ih", weight_ih), ("bias_ih", bias_ih)):
             if tensor is not None or name == "R":
                 check_like("recurrence", name, tensor, "u", u)
