@@ -1,6 +1,6 @@
 // Bounds the 2-norm of a skew-symmetric S from both sides, to choose a scheme. The eigenvalues of S are pairs +-i
 // sigma, those of H = -iS are +-sigma. With P = S^2, T_4(H / c) = 8 P^2 / c^4 + 8 P / c^2 + I, and T_2d = 2 T_d^2 - I.
-// Included once per SIMD level.
+// No other family has to choose by a norm. Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/plan.h"

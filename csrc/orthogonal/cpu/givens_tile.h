@@ -1,5 +1,5 @@
 // Tiles of sequences, one per lane of a register: row k of a tile holds element k of all sequences, so that a rotation
-// is the same for all lanes. Included once per SIMD level.
+// is the same for all lanes. Apart from givens_product.h, which has no steps. Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/givens_product.h"

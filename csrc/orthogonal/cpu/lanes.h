@@ -1,6 +1,7 @@
 // skew_exp of small matrices, one per lane of the vectors: their products need no packing and leave no lane idle. Every
 // matrix takes the scheme of the highest degree, so that its bits do not depend on the matrices in the other lanes.
-// Such a matrix of vectors has `side` rows and columns; those from n on are zero. Included once per SIMD level.
+// Such a matrix of vectors has `side` rows and columns; those from n on are zero. A file of its own because only small
+// matrices use it, in both directions. Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/plan.h"

@@ -1,6 +1,6 @@
-// What both directions share: normalization over objects, products of all pairs of rows, and mixtures of rows. Matrices
-// over pairs are stored by columns, M[j * stride + i], so that a vector holds several rows i. Included once per SIMD
-// level.
+// Shared by forward.h and backward.h: normalization over objects, products of all pairs of rows, and mixtures of rows.
+// Matrices over pairs are stored by columns, M[j * stride + i], so that a vector holds several rows i. Included once
+// per SIMD level.
 #pragma once
 
 #include "cpu/fused.h"

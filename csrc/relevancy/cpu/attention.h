@@ -1,5 +1,5 @@
 // The attention of one sample to its memory in one step. The memory is given as pointers to rows, in the order of their
-// slots, and sums run in that order. Included once per SIMD level.
+// slots, and sums run in that order. Shared by the operators of this family. Included once per SIMD level.
 #pragma once
 
 #include "cpu/kernel.h"

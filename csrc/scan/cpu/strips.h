@@ -1,5 +1,5 @@
-// Shared by both directions: the columns and steps of a thread and their order, and products of a state with a factor,
-// real or complex. Included once per SIMD level.
+// Shared by forward.h, backward.h and moments.h: the columns and steps of a thread and their order, and products of a
+// state with a factor, real or complex. Included once per SIMD level.
 #pragma once
 
 #include "cpu/fused.h"
