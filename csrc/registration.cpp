@@ -1,4 +1,5 @@
-// Schemas of all operators and the implementations registered for each dispatch key.
+// Schemas of all operators, whose semantics are in rnnkern/ops. An operator of a family is registered by the file that
+// implements it: one of the files *operators.cpp for a CPU, one of <family>/cuda for CUDA.
 #include <Python.h>
 
 #include <string>
@@ -11,14 +12,6 @@
 #include "common/simd_level.h"
 #include "cuda/modules.h"
 #include "cuda/plan.h"
-#include "orthogonal/givens.h"
-#include "orthogonal/orthogonal.h"
-#include "recurrence/recurrence.h"
-#include "relational/relational.h"
-#include "relevancy/gather_attention.h"
-#include "relevancy/relevancy.h"
-#include "relevancy/sab.h"
-#include "scan/scan.h"
 
 namespace rnnkern {
 namespace {
@@ -140,57 +133,13 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
   m.impl("set_simd_level", TORCH_BOX(&set_level));
   m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
   m.impl("release_memory", TORCH_BOX(&release_memory));
-  m.impl("recurrence_cells", TORCH_BOX(&recurrence_cells));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
-  m.impl("recurrence", TORCH_BOX(&recurrence_cpu));
-  m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cpu));
-  m.impl("recurrence_tangent", TORCH_BOX(&recurrence_tangent_cpu));
-  m.impl("recurrence_pair", TORCH_BOX(&recurrence_pair_cpu));
-  m.impl("recurrence_pair_backward", TORCH_BOX(&recurrence_pair_backward_cpu));
-  m.impl("relevancy_recurrence", TORCH_BOX(&relevancy_recurrence_cpu));
-  m.impl("relevancy_recurrence_backward", TORCH_BOX(&relevancy_recurrence_backward_cpu));
-  m.impl("skew_exp", TORCH_BOX(&skew_exp_cpu));
-  m.impl("skew_exp_backward", TORCH_BOX(&skew_exp_backward_cpu));
-  m.impl("schur_weight", TORCH_BOX(&schur_weight_cpu));
-  m.impl("schur_weight_backward", TORCH_BOX(&schur_weight_backward_cpu));
-  m.impl("givens_product", TORCH_BOX(&givens_product_cpu));
-  m.impl("givens_product_backward", TORCH_BOX(&givens_product_backward_cpu));
-  m.impl("givens_recurrence", TORCH_BOX(&givens_recurrence_cpu));
-  m.impl("givens_recurrence_backward", TORCH_BOX(&givens_recurrence_backward_cpu));
-  m.impl("sab_recurrence", TORCH_BOX(&sab_recurrence_cpu));
-  m.impl("sab_recurrence_backward", TORCH_BOX(&sab_recurrence_backward_cpu));
-  m.impl("gather_attention", TORCH_BOX(&gather_attention_cpu));
-  m.impl("gather_attention_backward", TORCH_BOX(&gather_attention_backward_cpu));
-  m.impl("similarity", TORCH_BOX(&similarity_cpu));
-  m.impl("similarity_backward", TORCH_BOX(&similarity_backward_cpu));
-  m.impl("linear_scan", TORCH_BOX(&linear_scan_cpu));
-  m.impl("linear_scan_backward", TORCH_BOX(&linear_scan_backward_cpu));
-  m.impl("moment_filter", TORCH_BOX(&moment_filter_cpu));
-  m.impl("moment_filter_backward", TORCH_BOX(&moment_filter_backward_cpu));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
   m.impl("device_facts", TORCH_BOX(&device_facts));
-  m.impl("recurrence_plan", TORCH_BOX(&recurrence_plan));
-  m.impl("relevancy_plan", TORCH_BOX(&relevancy_plan));
-  m.impl("givens_programs", TORCH_BOX(&givens_programs));
   m.impl("load_kernel", TORCH_BOX(&load_kernel));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(rnnkern, CUDA, m) {
-  m.impl("recurrence", TORCH_BOX(&recurrence_cuda));
-  m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cuda));
-  m.impl("relevancy_recurrence", TORCH_BOX(&relevancy_recurrence_cuda));
-  m.impl("relevancy_recurrence_backward", TORCH_BOX(&relevancy_recurrence_backward_cuda));
-  m.impl("givens_recurrence", TORCH_BOX(&givens_recurrence_cuda));
-  m.impl("givens_recurrence_backward", TORCH_BOX(&givens_recurrence_backward_cuda));
 }
 
 }  // namespace rnnkern
 
-// The registrations above run when the module is imported. The module itself is empty.
+// All registrations run when the module is imported. The module itself is empty.
 PyMODINIT_FUNC PyInit__C() {
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);

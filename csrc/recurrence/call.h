@@ -9,6 +9,9 @@
 
 namespace rnnkern {
 
+// Zoneout rates, one for each state tensor; nullopt means zeros.
+using Rates = std::optional<std::vector<double>>;
+
 // Calls f(S()), where S is the storage type of `dtype`.
 template <class F>
 auto by_storage(ScalarType dtype, F f) {
@@ -106,7 +109,7 @@ struct Call {
     return dense(x);
   }
 
-  void set_noise(const std::optional<std::vector<double>>& zoneout, double dropout, const OptionalTensor& seed_) {
+  void set_noise(const Rates& zoneout, double dropout, const OptionalTensor& seed_) {
     if (seed_) seed = sized("seed", *seed_, 1, ScalarType::Long);
     auto rate = [](const char* name, double given) {
       STD_TORCH_CHECK(0 <= given && given < 1, "recurrence: `", name, "` must be in [0, 1), got ", given);

@@ -26,28 +26,33 @@ class Family(NamedTuple):
     sources: tuple[str, ...]
     operators: tuple[str, ...]
 
+    @property
+    def library(self) -> str:
+        """The library of torch.ops that has its operators for the interpreter."""
+        return f"rnnkern_interpret_{self.name}"
+
     def build(self, flags: tuple[str, ...] = ()) -> Path:
         """Builds the library for the interpreter."""
         own, libraries = builder.with_torch()
+        own.append(f"-DRNNKERN_LIBRARY={self.library}")
         name = self.name + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
         common = [f"csrc/common/{name}.cpp" for name in ("counters", "row_layout", "tensor")] + ["csrc/cuda/plan.cpp"]
         # Libraries of users' cells call the interpreter.
         interpreter = (f"{source} -fvisibility=default" for source in builder.INTERPRETER)
-        sources = (*interpreter, f"csrc/interpreter/{self.name}.cpp", *common, *self.sources)
+        sources = (*interpreter, "csrc/interpreter/stand_in.cpp", *common, *self.sources)
         return builder.build(name, sources, [*own, *flags], [*libraries, *flags])
 
 
 @functools.cache
 def interpreted(family: Family, flags: tuple[str, ...] = ()):
-    """The operators on the interpreter: torch.ops.rnnkern_interpret_<name>."""
-    library = f"rnnkern_interpret_{family.name}"
-    definitions = torch.library.Library(library, "DEF")
+    """The operators on the interpreter."""
+    definitions = torch.library.Library(family.library, "DEF")
     for name in (*family.operators, "kernel_counts"):
         definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
     for schema in OWN:
         definitions.define(schema)
     torch.ops.load_library(family.build(flags))
-    operators = getattr(torch.ops, library)
+    operators = getattr(torch.ops, family.library)
     operators.kept = definitions
     return operators
 

@@ -15,7 +15,9 @@ from rnnkern import ops
 from rnnkern.ops import Choice
 
 FAMILY = drivers.Family(
-    "givens", ("csrc/orthogonal/cuda/givens.cpp",), ("givens_recurrence", "givens_recurrence_backward")
+    "givens",
+    ("csrc/orthogonal/cuda/givens.cpp",),
+    ("givens_recurrence", "givens_recurrence_backward", "givens_programs"),
 )
 LARGE = (9, 0, 1, 232448, 0, 0)
 """Device facts for the interpreter."""

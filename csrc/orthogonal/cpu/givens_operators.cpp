@@ -5,7 +5,6 @@
 #include "cpu/levels.h"
 #include "cpu/run.h"
 #include "orthogonal/cpu/givens_problem.h"
-#include "orthogonal/givens.h"
 #include "orthogonal/givens_check.h"
 
 namespace rnnkern {
@@ -107,8 +106,8 @@ const char* family(const Call& call) {
   return call.phases ? "givens_recurrence/cpu/complex" : "givens_recurrence/cpu/real";
 }
 
-}  // namespace
-
+// Applies all layers to the vectors of x: its rows (..., R, N), or its columns (..., N, R). angles are (..., L, N / 2),
+// with the batch dimensions of x.
 Tensor givens_product_cpu(Tensor angles, Tensor x, bool columns, bool butterfly) {
   const GivensSizes sizes = check_product(angles, x, columns, butterfly);
   return by_float_or_double(angles, product_dtypes, [&](auto zero) {
@@ -122,6 +121,7 @@ Tensor givens_product_cpu(Tensor angles, Tensor x, bool columns, bool butterfly)
   });
 }
 
+// Returns [dangles, and if wanted: dx]; y is the forward's result.
 Tensors givens_product_backward_cpu(Tensor grad, Tensor angles, Tensor y, bool columns, bool butterfly, bool needs_x) {
   const GivensSizes sizes = check_product(angles, y, columns, butterfly);
   STD_TORCH_CHECK(grad.numel() == y.numel() && grad.scalar_type() == y.scalar_type(),
@@ -147,6 +147,8 @@ Tensors givens_product_backward_cpu(Tensor grad, Tensor angles, Tensor y, bool c
   });
 }
 
+// Returns [h, the final state (B, C)]. C is N or, for complex numbers, which have `phases` and `diagonal`, 2 N. `u` is
+// (T, B, C), or (rows, C) with `batch_sizes`; `angles` and `phases` are (L, N / 2), `diagonal` and `bias` (N,).
 Tensors givens_recurrence_cpu(Tensor u, Tensor angles, OptionalTensor phases, OptionalTensor diagonal, Tensor bias,
                               Tensor h0, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                               bool butterfly) {
@@ -164,6 +166,8 @@ Tensors givens_recurrence_cpu(Tensor u, Tensor angles, OptionalTensor phases, Op
   });
 }
 
+// Returns [du, dangles, dbias, dh0, for complex numbers: dphases, ddiagonal]. `h` is the forward's result; missing
+// gradients are zero.
 Tensors givens_recurrence_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last, Tensor u, Tensor angles,
                                        OptionalTensor phases, OptionalTensor diagonal, Tensor bias, Tensor h0, Tensor h,
                                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool butterfly) {
@@ -187,6 +191,15 @@ Tensors givens_recurrence_backward_cpu(OptionalTensor grad_h, OptionalTensor gra
     run(kernels_in_use<GivensKernels<T>>().recurrence_backward, problem, call.rotations(), call.u);
     return results;
   });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
+  m.impl("givens_product", TORCH_BOX(&givens_product_cpu));
+  m.impl("givens_product_backward", TORCH_BOX(&givens_product_backward_cpu));
+  m.impl("givens_recurrence", TORCH_BOX(&givens_recurrence_cpu));
+  m.impl("givens_recurrence_backward", TORCH_BOX(&givens_recurrence_backward_cpu));
 }
 
 }  // namespace rnnkern

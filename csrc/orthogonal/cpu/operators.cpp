@@ -2,7 +2,6 @@
 #include "cpu/levels.h"
 #include "cpu/run.h"
 #include "orthogonal/cpu/problem.h"
-#include "orthogonal/orthogonal.h"
 
 namespace rnnkern {
 namespace {
@@ -56,8 +55,8 @@ int64_t check_plan(const int64_t* plan, int64_t count) {
   return most;
 }
 
-}  // namespace
-
+// Returns [result, and when training: kept (..., K, N, N), plan (..., 2)]: the saved products, and for each matrix the
+// scheme (schemes.h) and the number of squarings.
 Tensors skew_exp_cpu(Tensor A, bool minus_identity, bool training) {
   const int64_t count = check_square(A, "skew_exp: `A` must be (..., N, N)"), n = A.size(-1);
   A = dense(A);
@@ -82,6 +81,7 @@ Tensors skew_exp_cpu(Tensor A, bool minus_identity, bool training) {
   });
 }
 
+// The gradient of A, given that of the result; zero where A is not read.
 Tensor skew_exp_backward_cpu(Tensor grad, Tensor A, Tensor kept, Tensor plan) {
   for (Tensor* x : {&A, &grad, &kept, &plan}) *x = dense(*x);
   return by_float_or_double(A, dtypes, [&](auto zero) {
@@ -107,6 +107,7 @@ Tensor skew_exp_backward_cpu(Tensor grad, Tensor A, Tensor kept, Tensor plan) {
   });
 }
 
+// Returns [result, and when training: P (Lambda + T)].
 Tensors schur_weight_cpu(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool training) {
   const int64_t count = check_schur(P, theta, gamma, T), n = P.size(-1);
   return by_float_or_double(P, dtypes, [&](auto zero) {
@@ -127,6 +128,7 @@ Tensors schur_weight_cpu(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool tr
   });
 }
 
+// Returns [dP, dtheta, dgamma, dT]; `half` is the P (Lambda + T) of the forward.
 Tensors schur_weight_backward_cpu(Tensor grad, Tensor P, Tensor theta, Tensor gamma, Tensor T, Tensor half) {
   const int64_t count = check_schur(P, theta, gamma, T), n = P.size(-1);
   for (const Tensor* x : {&grad, &half})
@@ -153,6 +155,15 @@ Tensors schur_weight_backward_cpu(Tensor grad, Tensor P, Tensor theta, Tensor ga
     run(kernels_in_use<OrthogonalKernels<F>>().schur_backward, problem, count, P);
     return results;
   });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
+  m.impl("skew_exp", TORCH_BOX(&skew_exp_cpu));
+  m.impl("skew_exp_backward", TORCH_BOX(&skew_exp_backward_cpu));
+  m.impl("schur_weight", TORCH_BOX(&schur_weight_cpu));
+  m.impl("schur_weight_backward", TORCH_BOX(&schur_weight_backward_cpu));
 }
 
 }  // namespace rnnkern

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "cuda/driver.h"
+#include "cuda/library.h"
 #include "orthogonal/cuda/givens_backward.cuh"
 #include "orthogonal/cuda/givens_entries.cuh"
 #include "orthogonal/cuda/givens_forward.cuh"
-#include "orthogonal/givens.h"
 #include "orthogonal/givens_check.h"
 
 namespace rnnkern::givens {
@@ -134,33 +134,43 @@ std::string programs(bool is_complex, int64_t size) {
       {&cuda::kernel<TurnKernel<T>>, &cuda::kernel<SumKernel<T>>, kernels.forward.kernel, kernels.backward.kernel});
 }
 
-}  // namespace
-}  // namespace rnnkern::givens
-
-namespace rnnkern {
-
+// The CUDA kernels that a recurrence of N numbers of a dtype starts, as JSON: [[header, type], ...], or [] if there is
+// no kernel.
 std::string givens_programs(std::string dtype, bool is_complex, int64_t size) {
-  return scalar_type(dtype) == ScalarType::Double ? givens::programs<double>(is_complex, size)
-                                                  : givens::programs<float>(is_complex, size);
+  return scalar_type(dtype) == ScalarType::Double ? programs<double>(is_complex, size)
+                                                  : programs<float>(is_complex, size);
 }
 
+// Like givens_recurrence_cpu (orthogonal/cpu/givens_operators.cpp).
 Tensors givens_recurrence_cuda(Tensor u, Tensor angles, OptionalTensor phases, OptionalTensor diagonal, Tensor bias,
                                Tensor h0, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                                bool butterfly) {
   return by_dtype_of_givens(u, [&](auto zero) {
-    return givens::Driver<decltype(zero)>(u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly)
+    return Driver<decltype(zero)>(u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly)
         .forward(h0);
   });
 }
 
+// Like givens_recurrence_backward_cpu.
 Tensors givens_recurrence_backward_cuda(OptionalTensor grad_h, OptionalTensor grad_last, Tensor u, Tensor angles,
                                         OptionalTensor phases, OptionalTensor diagonal, Tensor bias, Tensor h0,
                                         Tensor h, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                                         bool butterfly) {
   return by_dtype_of_givens(u, [&](auto zero) {
-    return givens::Driver<decltype(zero)>(u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly)
+    return Driver<decltype(zero)>(u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly)
         .backward(h, grad_h, grad_last);
   });
 }
 
-}  // namespace rnnkern
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(RNNKERN_LIBRARY, CompositeExplicitAutograd, m) {
+  m.impl("givens_programs", TORCH_BOX(&givens_programs));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(RNNKERN_LIBRARY, RNNKERN_CUDA_KEY, m) {
+  m.impl("givens_recurrence", TORCH_BOX(&givens_recurrence_cuda));
+  m.impl("givens_recurrence_backward", TORCH_BOX(&givens_recurrence_backward_cuda));
+}
+
+}  // namespace rnnkern::givens

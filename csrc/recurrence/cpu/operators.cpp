@@ -6,7 +6,6 @@
 
 #include "recurrence/cpu/call.h"
 #include "recurrence/cpu/team.h"
-#include "recurrence/recurrence.h"
 
 namespace rnnkern {
 namespace {
@@ -245,8 +244,7 @@ Tensors results_of_both(P& first, P& second) {
   return results;
 }
 
-}  // namespace
-
+// The properties of every built-in cell (cells/cell.h) as JSON, in the order of cells/list.h.
 std::string recurrence_cells() {
   std::string text = "{";
   int cell_id = 0;
@@ -262,6 +260,8 @@ std::string recurrence_cells() {
   return text + "}";
 }
 
+// Returns [h, *final state, *cell states, saved]: the last two only when training, and `saved` only if the gates are
+// kept and the cell saves any. With `weight_ih`, `u` is the input x, and u = x W^T + bias_ih is never materialized.
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
                        OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
@@ -277,6 +277,9 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
       call, [&](auto zero) { return results_of(call, forward<decltype(zero)>(call, training, save_gates)); });
 }
 
+// Returns [du, dR, dbias, *dstate, *dparams], with `weight_ih` [dx, dR, dbias, *dstate, *dparams, dW, dbias_ih].
+// Gradients that are not needed are empty tensors. With `needs_h` one more result follows: the gradient of h of each
+// step through all later steps, shaped like h.
 Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
@@ -302,6 +305,10 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
   });
 }
 
+// Two recurrences of equal sizes at once: both directions of a layer over one input, or, if `stacked`, a layer and the
+// layer above it, which reads its h. Lists contain the tensors of the first and then those of the second; results are
+// those of `recurrence` and `recurrence_backward` for the first and then for the second. If stacked, the only gradient
+// of the first h comes from the layer above.
 Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R, Tensors state, OptionalTensors bias,
                             OptionalTensors params, OptionalTensor batch_sizes, OptionalTensors reset, bool training,
                             bool save_gates, Tensors weight_ih, OptionalTensors bias_ih, int64_t parts) {
@@ -351,6 +358,19 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
     }
     return results_of_both(first, second);
   });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
+  m.impl("recurrence_cells", TORCH_BOX(&recurrence_cells));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
+  m.impl("recurrence", TORCH_BOX(&recurrence_cpu));
+  m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cpu));
+  m.impl("recurrence_pair", TORCH_BOX(&recurrence_pair_cpu));
+  m.impl("recurrence_pair_backward", TORCH_BOX(&recurrence_pair_backward_cpu));
 }
 
 }  // namespace rnnkern

@@ -3,7 +3,6 @@
 #include "recurrence/tangent.h"
 #include "recurrence/cpu/call.h"
 #include "recurrence/cpu/team.h"
-#include "recurrence/recurrence.h"
 
 namespace rnnkern {
 namespace {
@@ -94,8 +93,9 @@ Tensors tangent(const Call& call, const Given& given) {
   return outputs;
 }
 
-}  // namespace
-
+// The forward mode (rnnkern/ops/_recurrence/tangent.py): `h` and `saved`, with the gates, are results of the training
+// forward. If h is projected, the only tensor of `params_tangent` is the tangent that is added to h, (S, rows, P).
+// Returns [h_tangent, *tangents of the final state, log_r, lost].
 Tensors recurrence_tangent_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Tensors tangents,
                                OptionalTensor bias, OptionalTensors params, OptionalTensor batch_sizes,
                                OptionalTensor reset, bool reverse, Tensor h, Tensors saved, OptionalTensor u_tangent,
@@ -114,5 +114,9 @@ Tensors recurrence_tangent_cpu(std::string cell, Tensor u, Tensor R, Tensors sta
   widen(call);
   return by_arithmetic(call, [&](auto zero) { return tangent<decltype(zero)>(call, given); });
 }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) { m.impl("recurrence_tangent", TORCH_BOX(&recurrence_tangent_cpu)); }
 
 }  // namespace rnnkern

@@ -2,8 +2,8 @@
 // recompute the gates with products over the known h; run the serial loop, which only computes the gradients of the
 // gates and of the state; then dR and the gradient of the bias, with products and sums over the chunk. Sums over chunks
 // are added in a fixed order.
+#include "cuda/library.h"
 #include "recurrence/cuda/driver.h"
-#include "recurrence/recurrence.h"
 
 namespace rnnkern {
 namespace {
@@ -306,8 +306,7 @@ struct BackwardDriver : CudaDriver<S> {
   }
 };
 
-}  // namespace
-
+// Like recurrence_backward_cpu, but without `weight_ih` and `needs_h`. If `saved` has no gates, it recomputes them.
 Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
                                  Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
@@ -323,6 +322,12 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
   const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias, needs_params};
   return by_storage(u.scalar_type(),
                     [&](auto zero) { return BackwardDriver<decltype(zero)>(call, grad, h, saved).run(); });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(RNNKERN_LIBRARY, RNNKERN_CUDA_KEY, m) {
+  m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cuda));
 }
 
 }  // namespace rnnkern

@@ -1,7 +1,7 @@
 // The forward of the recurrence on a CUDA device: one kernel that keeps R, or per step a product and a
 // pointwise kernel.
+#include "cuda/library.h"
 #include "recurrence/cuda/driver.h"
-#include "recurrence/recurrence.h"
 
 namespace rnnkern {
 namespace {
@@ -123,8 +123,8 @@ struct ForwardDriver : CudaDriver<S> {
   }
 };
 
-}  // namespace
-
+// Like recurrence_cpu (recurrence/cpu/operators.cpp), but with `weight_ih` it raises an error, because the caller
+// projects the input. With 16-bit tensors, cell states and saved gates are float32.
 Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
                         OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                         bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout,
@@ -136,5 +136,9 @@ Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, Opt
   return by_storage(u.scalar_type(),
                     [&](auto zero) { return ForwardDriver<decltype(zero)>(call).run(training, save_gates); });
 }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(RNNKERN_LIBRARY, RNNKERN_CUDA_KEY, m) { m.impl("recurrence", TORCH_BOX(&recurrence_cuda)); }
 
 }  // namespace rnnkern

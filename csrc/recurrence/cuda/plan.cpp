@@ -1,8 +1,8 @@
 #include "recurrence/cuda/plan.h"
 
+#include "cuda/library.h"
 #include "recurrence/call.h"
 #include "recurrence/cuda/step.cuh"
-#include "recurrence/recurrence.h"
 
 namespace rnnkern {
 namespace {
@@ -132,16 +132,9 @@ std::vector<const cuda::Kernel*> all_kernels(const Plan& plan, const Request& re
   return all;
 }
 
-}  // namespace
-
-Plan plan_recurrence(const Request& request) {
-  Plan plan = choose(request);
-  const int64_t at_once = rows_per_multiprocessor * request.facts.multiprocessors;
-  plan.chunk_steps = std::max(plan.kind == KernelKind::cluster ? least_cluster_chunk : least_chunk,
-                              at_once / std::max<int64_t>(request.sizes.batch, 1));
-  return plan;
-}
-
+// The launch plan of a call on a CUDA device, as JSON. Arguments: sizes (T, B, H, K); properties of the device
+// (cuda/plan.h), of which the numbers of clusters may be omitted; whether there is zoneout or dropout; and whether TF32
+// is allowed.
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
                             bool noisy, bool tf32) {
   const KnownCell known = known_cell(cell, 0);
@@ -165,6 +158,20 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
               "\", \"padded\": ", plan.kernels.padded, ", \"chunk_steps\": ", plan.chunk_steps,
               shape("forward", plan.kernels.forward), shape("backward", plan.kernels.backward),
               ", \"programs\": ", cuda::programs_of(kernels), "}");
+}
+
+}  // namespace
+
+Plan plan_recurrence(const Request& request) {
+  Plan plan = choose(request);
+  const int64_t at_once = rows_per_multiprocessor * request.facts.multiprocessors;
+  plan.chunk_steps = std::max(plan.kind == KernelKind::cluster ? least_cluster_chunk : least_chunk,
+                              at_once / std::max<int64_t>(request.sizes.batch, 1));
+  return plan;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(RNNKERN_LIBRARY, CompositeExplicitAutograd, m) {
+  m.impl("recurrence_plan", TORCH_BOX(&recurrence_plan));
 }
 
 }  // namespace rnnkern

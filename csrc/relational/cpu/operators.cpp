@@ -4,7 +4,6 @@
 #include "cpu/levels.h"
 #include "cpu/run.h"
 #include "relational/cpu/problem.h"
-#include "relational/relational.h"
 
 namespace rnnkern {
 namespace {
@@ -101,8 +100,8 @@ struct Call {
   }
 };
 
-}  // namespace
-
+// Returns [R, if `scores`: S, with `values`: R values]. `weight` and `bias` are (G, d), a row for B / G samples in a
+// row. `norm` is "unbiased", "biased" or "none".
 Tensors similarity_cpu(Tensor x, OptionalTensor y, OptionalTensor weight, OptionalTensor bias, OptionalTensor values,
                        OptionalTensor lengths, std::vector<int64_t> segments, std::string norm, double eps,
                        std::string mask, double scale, bool packed, bool scores) {
@@ -128,6 +127,7 @@ Tensors similarity_cpu(Tensor x, OptionalTensor y, OptionalTensor weight, Option
   });
 }
 
+// Returns [dx, dy, dweight, dbias, dvalues], (0,) for arguments that are missing; missing gradients are zero.
 Tensors similarity_backward_cpu(OptionalTensor grad_R, OptionalTensor grad_scores, OptionalTensor grad_product,
                                 Tensor x, OptionalTensor y, OptionalTensor weight, OptionalTensor bias,
                                 OptionalTensor values, OptionalTensor lengths, Tensor R, std::vector<int64_t> segments,
@@ -179,6 +179,13 @@ Tensors similarity_backward_cpu(OptionalTensor grad_R, OptionalTensor grad_score
       }
     return results;
   });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
+  m.impl("similarity", TORCH_BOX(&similarity_cpu));
+  m.impl("similarity_backward", TORCH_BOX(&similarity_backward_cpu));
 }
 
 }  // namespace rnnkern

@@ -2,7 +2,6 @@
 #include "cpu/levels.h"
 #include "cpu/run.h"
 #include "relevancy/cpu/gather_problem.h"
-#include "relevancy/gather_attention.h"
 
 namespace rnnkern {
 namespace {
@@ -36,8 +35,8 @@ void run(KernelOfParts<Problem> kernel, const Problem& problem, int64_t parts, c
   run_parts(kernel, problem, parts, parts >= threads, threads, like);
 }
 
-}  // namespace
-
+// Returns [out, when training: the log-sum-exp of each row's scores (B, T), if wanted: weights (B, T, kappa)]. v is (G,
+// n), one row for every B / G samples; an index outside 0..M-1 is skipped.
 Tensors gather_attention_cpu(Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v, bool dot, bool training,
                              bool weights) {
   const GatherSizes sizes = check(q, u, h, idx, v);
@@ -63,6 +62,7 @@ Tensors gather_attention_cpu(Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v,
   });
 }
 
+// Returns [dq, du, dh, dv]; `lse` is the forward's log-sum-exp.
 Tensors gather_attention_backward_cpu(Tensor grad, Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v, Tensor lse,
                                       bool dot) {
   const GatherSizes sizes = check(q, u, h, idx, v);
@@ -97,6 +97,13 @@ Tensors gather_attention_backward_cpu(Tensor grad, Tensor q, Tensor u, Tensor h,
         write<T>(results[3])[b / sizes.share * sizes.hidden + k] += read<T>(each)[b * sizes.hidden + k];
     return results;
   });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
+  m.impl("gather_attention", TORCH_BOX(&gather_attention_cpu));
+  m.impl("gather_attention_backward", TORCH_BOX(&gather_attention_backward_cpu));
 }
 
 }  // namespace rnnkern

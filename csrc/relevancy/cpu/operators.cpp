@@ -6,7 +6,6 @@
 #include "cpu/run.h"
 #include "relevancy/cells.h"
 #include "relevancy/cpu/problem.h"
-#include "relevancy/relevancy.h"
 
 namespace rnnkern {
 namespace {
@@ -150,8 +149,10 @@ void count_kernel(const Call& call, const char* direction) {
   rnnkern::count_kernel("relevancy_recurrence/cpu", direction, call.cell().name);
 }
 
-}  // namespace
-
+// Returns [h, s, the new state, with `maps` the attention weights and their ids, and when training what the backward
+// needs: alpha (unless no event can leave the buffer), the slots of the relevant set that were overwritten (-1: none),
+// and for an LSTM its gates and c]. `weights` are V, W_a, U_a, v; `state` is always complete: s, (c), buffer,
+// buffer_scores, buffer_ids, relevant, scores, ids, time. Tensors are float64 or float32.
 Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Tensors state, OptionalTensors params,
                                  OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
                                  int64_t buffer_size, double mix, bool dot, std::string, bool training, bool maps) {
@@ -215,6 +216,8 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
   return results;
 }
 
+// Returns [du, dV, dW_a, dU_a, dv, ds, (dc), dbuffer, drelevant, dparams...]. `grad_state` is empty, or has the
+// gradients of s, (c), buffer and relevant; `saved` is what the forward saved.
 Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
                                           OptionalTensors grad_state, Tensors weights, Tensors state,
                                           OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
@@ -283,6 +286,13 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
     run(kernels_in_use<RelevancyKernels<T>>().backward[call.cell_id], p, h);
   });
   return results;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
+  m.impl("relevancy_recurrence", TORCH_BOX(&relevancy_recurrence_cpu));
+  m.impl("relevancy_recurrence_backward", TORCH_BOX(&relevancy_recurrence_backward_cpu));
 }
 
 }  // namespace rnnkern

@@ -5,7 +5,6 @@
 #include "cpu/levels.h"
 #include "cpu/run.h"
 #include "relevancy/cpu/sab_problem.h"
-#include "relevancy/sab.h"
 
 namespace rnnkern {
 namespace {
@@ -231,8 +230,8 @@ Tensors backward(const Arguments& given, const OptionalTensor& grad_out, const T
   return results;
 }
 
-}  // namespace
-
+// `attention` is (w) or (W, w), `state` is (h, c, memory, time). Returns [out, h, c, memory, time, weights, slots, and
+// when training: sums (like out without its columns), c of every step].
 Tensors sab_recurrence_cpu(Tensor u, Tensor R, OptionalTensor bias, Tensors attention, Tensors state,
                            OptionalTensor batch_sizes, OptionalTensor reset, int64_t steps, int64_t top_k,
                            int64_t attend_every, int64_t truncation, bool training) {
@@ -272,6 +271,8 @@ Tensors sab_recurrence_cpu(Tensor u, Tensor R, OptionalTensor bias, Tensors atte
   });
 }
 
+// Returns [du, dR, dbias, dattention..., dh, dc, dmemory]. `grad_state` has the gradients of h, c and memory, or is
+// empty; `saved` is (weights, slots, sums, c).
 Tensors sab_recurrence_backward_cpu(OptionalTensor grad_out, Tensors grad_state, Tensor u, Tensor R,
                                     OptionalTensor bias, Tensors attention, Tensors state, OptionalTensor batch_sizes,
                                     OptionalTensor reset, int64_t steps, int64_t top_k, int64_t attend_every,
@@ -296,6 +297,13 @@ Tensors sab_recurrence_backward_cpu(OptionalTensor grad_out, Tensors grad_state,
   check_attended(given.sizes, read<int32_t>(saved[1]));
   return by_float_or_double(
       given.u, dtypes, [&](auto zero) { return backward<decltype(zero)>(given, grad_out, grad_state, out, saved); });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
+  m.impl("sab_recurrence", TORCH_BOX(&sab_recurrence_cpu));
+  m.impl("sab_recurrence_backward", TORCH_BOX(&sab_recurrence_backward_cpu));
 }
 
 }  // namespace rnnkern

@@ -2,10 +2,10 @@
 // with one product each. Then, for every step in reverse, it runs a kernel for the attention, a product for the key of
 // the step's event, the cell, and a product for V and W_a. At the end it computes the gradients of the weights with
 // products over all steps.
+#include "cuda/library.h"
 #include "relevancy/cuda/driver.h"
 #include "relevancy/cuda/stepwise_attention_backward.cuh"
 #include "relevancy/cuda/stepwise_cell.cuh"
-#include "relevancy/relevancy.h"
 
 namespace rnnkern::relevancy {
 namespace {
@@ -204,24 +204,23 @@ struct BackwardDriver : Driver<T> {
   }
 };
 
-}  // namespace
-}  // namespace rnnkern::relevancy
-
-namespace rnnkern {
-
+// Like relevancy_recurrence_backward_cpu, for tensors of the dtypes that the forward takes.
 Tensors relevancy_recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
                                            OptionalTensors grad_state, Tensors weights, Tensors state,
                                            OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
                                            OptionalTensor scores, int64_t buffer_size, double mix, bool dot,
                                            std::string dtype, Tensor h, Tensor s, Tensors saved) {
   STD_TORCH_CHECK(!state.empty(), "relevancy_recurrence_backward: `state` is empty");
-  const relevancy::Arguments arguments{cell,   weights,     state, params, batch_sizes, reset,
-                                       scores, buffer_size, mix,   dot,    dtype};
+  const Arguments arguments{cell, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot, dtype};
   return by_float_or_double(h, "relevancy_recurrence_backward: no kernel takes this dtype", [&](auto zero) {
-    return relevancy::BackwardDriver<decltype(zero)>(arguments, grad_h, grad_s, grad_state.value_or(Tensors()), h, s,
-                                                     saved)
-        .run();
+    return BackwardDriver<decltype(zero)>(arguments, grad_h, grad_s, grad_state.value_or(Tensors()), h, s, saved).run();
   });
 }
 
-}  // namespace rnnkern
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(RNNKERN_LIBRARY, RNNKERN_CUDA_KEY, m) {
+  m.impl("relevancy_recurrence_backward", TORCH_BOX(&relevancy_recurrence_backward_cuda));
+}
+
+}  // namespace rnnkern::relevancy

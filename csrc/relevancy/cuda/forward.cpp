@@ -1,10 +1,10 @@
 // The forward of the relevancy recurrence on a CUDA device: one kernel for all steps, with a block or a cluster per
 // sample; or per step a product for V and W_a, the cell, a product for the new event's key, and one kernel that screens
 // and attends.
+#include "cuda/library.h"
 #include "relevancy/cuda/driver.h"
 #include "relevancy/cuda/stepwise_attention_forward.cuh"
 #include "relevancy/cuda/stepwise_cell.cuh"
-#include "relevancy/relevancy.h"
 
 namespace rnnkern::relevancy {
 namespace {
@@ -173,21 +173,22 @@ struct ForwardDriver : Driver<T> {
   }
 };
 
-}  // namespace
-}  // namespace rnnkern::relevancy
-
-namespace rnnkern {
-
+// Like relevancy_recurrence_cpu (relevancy/cpu/operators.cpp). `dtype` is the caller's dtype: tensors are float64 if it
+// is float64, else float32; if it is a 16-bit type, the values of V, W_a and U_a have 16 bits.
 Tensors relevancy_recurrence_cuda(std::string cell, Tensor u, Tensors weights, Tensors state, OptionalTensors params,
                                   OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
                                   int64_t buffer_size, double mix, bool dot, std::string dtype, bool training,
                                   bool maps) {
   STD_TORCH_CHECK(!state.empty(), "relevancy_recurrence: `state` is empty");
-  const relevancy::Arguments arguments{cell,   weights,     state, params, batch_sizes, reset,
-                                       scores, buffer_size, mix,   dot,    dtype};
-  return by_float_or_double(u, "relevancy_recurrence: no kernel takes this dtype", [&](auto zero) {
-    return relevancy::ForwardDriver<decltype(zero)>(arguments, u).run(training, maps);
-  });
+  const Arguments arguments{cell, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot, dtype};
+  return by_float_or_double(u, "relevancy_recurrence: no kernel takes this dtype",
+                            [&](auto zero) { return ForwardDriver<decltype(zero)>(arguments, u).run(training, maps); });
 }
 
-}  // namespace rnnkern
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(RNNKERN_LIBRARY, RNNKERN_CUDA_KEY, m) {
+  m.impl("relevancy_recurrence", TORCH_BOX(&relevancy_recurrence_cuda));
+}
+
+}  // namespace rnnkern::relevancy

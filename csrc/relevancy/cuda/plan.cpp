@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cuda/library.h"
 #include "relevancy/cuda/stepwise_attention_backward.cuh"
 #include "relevancy/cuda/stepwise_attention_forward.cuh"
 #include "relevancy/cuda/stepwise_cell.cuh"
-#include "relevancy/relevancy.h"
 
 namespace rnnkern::relevancy {
 namespace {
@@ -108,6 +108,23 @@ std::vector<const cuda::Kernel*> all_kernels(const Plan& plan, const Request& re
   return all;
 }
 
+// The CUDA kernels that would run, and the reason, as JSON, from (T, B, n, nu, rho) and properties of the device
+// (cuda/plan.h).
+std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
+                           std::vector<int64_t> facts) {
+  STD_TORCH_CHECK(sizes.size() == 5, "relevancy_plan: wants sizes (T, B, n, nu, rho)");
+  const Request request{cuda::facts_from("relevancy_plan", facts),
+                        find_cell(cell),
+                        scalar_type(dtype),
+                        {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[3]}};
+  const auto plan = plan_relevancy(request);
+  const auto kernels =
+      request.dtype == ScalarType::Double ? all_kernels<double>(plan, request) : all_kernels<float>(plan, request);
+  return text("{\"forward\": \"", plan.name(), "\", \"backward\": \"", plan.name_of_backward(), "\", \"reason\": \"",
+              plan.reason, "\", \"padded\": ", plan.kernels.padded, ", \"programs\": ", cuda::programs_of(kernels),
+              "}");
+}
+
 }  // namespace
 
 int find_cell(const std::string& name) {
@@ -130,23 +147,8 @@ Plan plan_relevancy(const Request& request) {
   return plan;
 }
 
-}  // namespace rnnkern::relevancy
-
-namespace rnnkern {
-
-std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
-                           std::vector<int64_t> facts) {
-  STD_TORCH_CHECK(sizes.size() == 5, "relevancy_plan: wants sizes (T, B, n, nu, rho)");
-  const relevancy::Request request{cuda::facts_from("relevancy_plan", facts),
-                                   relevancy::find_cell(cell),
-                                   scalar_type(dtype),
-                                   {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[3]}};
-  const auto plan = relevancy::plan_relevancy(request);
-  const auto kernels = request.dtype == ScalarType::Double ? relevancy::all_kernels<double>(plan, request)
-                                                           : relevancy::all_kernels<float>(plan, request);
-  return cuda::text("{\"forward\": \"", plan.name(), "\", \"backward\": \"", plan.name_of_backward(),
-                    "\", \"reason\": \"", plan.reason, "\", \"padded\": ", plan.kernels.padded,
-                    ", \"programs\": ", cuda::programs_of(kernels), "}");
+STABLE_TORCH_LIBRARY_IMPL(RNNKERN_LIBRARY, CompositeExplicitAutograd, m) {
+  m.impl("relevancy_plan", TORCH_BOX(&relevancy_plan));
 }
 
-}  // namespace rnnkern
+}  // namespace rnnkern::relevancy

@@ -6,7 +6,6 @@
 #include "cpu/levels.h"
 #include "cpu/run.h"
 #include "scan/cpu/problem.h"
-#include "scan/scan.h"
 
 namespace rnnkern {
 namespace {
@@ -213,8 +212,8 @@ struct FilterCall : Rows {
   }
 };
 
-}  // namespace
-
+// Returns [if `sequence`: h, the final state (B, C)]. `a` is (C,) or has the sizes of `x`. `h0` may be missing if `x`
+// is (T, B, C), and is then zero.
 Tensors linear_scan_cpu(Tensor a, Tensor x, OptionalTensor h0, OptionalTensor batch_sizes, OptionalTensor reset,
                         bool reverse, bool sequence) {
   const ScanCall call(a, x, h0, batch_sizes, reset, reverse);
@@ -240,6 +239,7 @@ Tensors linear_scan_cpu(Tensor a, Tensor x, OptionalTensor h0, OptionalTensor ba
   });
 }
 
+// Returns [dx, dh0, if `needs_a`: da]; `h` is the forward's, and missing gradients are zero.
 Tensors linear_scan_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last, Tensor a, OptionalTensor h0, Tensor h,
                                  OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool needs_a) {
   const ScanCall call(a, h, h0, batch_sizes, reset, reverse);
@@ -275,6 +275,8 @@ Tensors linear_scan_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last
   });
 }
 
+// Returns [y, v (B, C), with `beta`: q (B, C), if `every`: the saved states (pieces - 1, 2, B, C)]. States are float32
+// if `u` has 16 bits. Missing states are zero; with `batch_sizes`, `v0` is required.
 Tensors moment_filter_cpu(Tensor u, OptionalTensor v0, OptionalTensor q0, OptionalTensor batch_sizes,
                           OptionalTensor reset, bool reverse, double mu, double s, std::optional<double> beta,
                           double eps, int64_t every) {
@@ -306,6 +308,8 @@ Tensors moment_filter_cpu(Tensor u, OptionalTensor v0, OptionalTensor q0, Option
   });
 }
 
+// Returns [du, dv0, with `beta`: dq0]; missing gradients are zero. Without `beta`, `u` may be any tensor with its sizes
+// and dtype.
 Tensors moment_filter_backward_cpu(OptionalTensor grad_y, OptionalTensor grad_v, OptionalTensor grad_q, Tensor u,
                                    OptionalTensor v0, OptionalTensor q0, OptionalTensor kept,
                                    OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, double mu, double s,
@@ -348,6 +352,15 @@ Tensors moment_filter_backward_cpu(OptionalTensor grad_y, OptionalTensor grad_v,
     results[0] = call.rounded(grad_u, u.scalar_type());
     return results;
   });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
+  m.impl("linear_scan", TORCH_BOX(&linear_scan_cpu));
+  m.impl("linear_scan_backward", TORCH_BOX(&linear_scan_backward_cpu));
+  m.impl("moment_filter", TORCH_BOX(&moment_filter_cpu));
+  m.impl("moment_filter_backward", TORCH_BOX(&moment_filter_backward_cpu));
 }
 
 }  // namespace rnnkern

@@ -1,11 +1,10 @@
-// A stand-in for the device, whose properties tests set. Included by the file that registers the operators of a library
-// of interpreted drivers.
-#pragma once
-
+// A stand-in for the device, whose properties tests set by operators that every library of interpreted drivers has.
+// Tests define their schemas.
 #include "common/counters.h"
 #include "common/tensor.h"
 #include "cuda/facts.h"
 #include "cuda/libcuda.h"
+#include "cuda/library.h"
 #include "interpreter/primitives.h"
 
 namespace rnnkern::cuda {
@@ -25,16 +24,6 @@ void set_seed_of(int64_t seed) { device::set_seed(uint64_t(seed)); }
 
 int64_t count_bank_conflicts() { return device::bank_conflicts(); }
 
-// The operators that every library of interpreted drivers has.
-template <class Library>
-void implement_stand_in(Library& m) {
-  m.impl("set_facts", TORCH_BOX(&set_facts));
-  m.impl("set_seed", TORCH_BOX(&set_seed_of));
-  m.impl("set_capturing", TORCH_BOX(&set_capturing));
-  m.impl("bank_conflicts", TORCH_BOX(&count_bank_conflicts));
-  m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
-}
-
 }  // namespace
 
 Facts facts_of_current(void*) { return device::pretended(); }
@@ -42,5 +31,13 @@ Facts facts_of_current(void*) { return device::pretended(); }
 bool capturing(void*) { return pretends_capture; }
 
 void enter(int) {}
+
+STABLE_TORCH_LIBRARY_IMPL(RNNKERN_LIBRARY, CompositeExplicitAutograd, m) {
+  m.impl("set_facts", TORCH_BOX(&set_facts));
+  m.impl("set_seed", TORCH_BOX(&set_seed_of));
+  m.impl("set_capturing", TORCH_BOX(&set_capturing));
+  m.impl("bank_conflicts", TORCH_BOX(&count_bank_conflicts));
+  m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
+}
 
 }  // namespace rnnkern::cuda
