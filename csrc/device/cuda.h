@@ -44,7 +44,7 @@ RNNKERN_DEVICE uint32_t shared_address(const void* pointer) {
 RNNKERN_DEVICE void block_barrier() { __syncthreads(); }
 RNNKERN_DEVICE void warp_barrier() { __syncwarp(); }
 
-#if defined(RNNKERN_SPIN_LIMIT)
+// Where a wait stands, which costs nothing where nothing reports it.
 struct Place {
   const char* file;
   unsigned line;
@@ -52,11 +52,6 @@ struct Place {
     return {file, line};
   }
 };
-#else
-struct Place {
-  RNNKERN_DEVICE static Place current() { return {}; }
-};
-#endif
 
 template <class F>
 RNNKERN_DEVICE void spin_until(F condition, [[maybe_unused]] Place place = Place::current()) {

@@ -7,18 +7,20 @@
 
 namespace rnnkern::device {
 
-// The value of another lane, of 4 or 8 bytes.
+// Applies `exchange`, which takes 4 bytes, to every word of a value.
+template <class T, class Exchange>
+RNNKERN_DEVICE T by_words(T x, Exchange exchange) {
+  uint32_t words[sizeof(T) / 4];
+  std::memcpy(words, &x, sizeof x);
+  RNNKERN_UNROLL
+  for (uint32_t& word : words) word = exchange(word);
+  std::memcpy(&x, words, sizeof x);
+  return x;
+}
+
 template <class T>
 RNNKERN_DEVICE T shuffle_xor_any(T x, int mask) {
-  if constexpr (sizeof(T) == 4) {
-    return shuffle_xor(x, mask);
-  } else {
-    uint32_t words[2];
-    std::memcpy(words, &x, 8);
-    for (uint32_t& word : words) word = shuffle_xor(word, mask);
-    std::memcpy(&x, words, 8);
-    return x;
-  }
+  return by_words(x, [=](uint32_t word) { return shuffle_xor(word, mask); });
 }
 
 template <class T>

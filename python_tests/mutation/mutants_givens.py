@@ -14,8 +14,6 @@ GIVENS_RECURRENCE = [
            "the layer before the first of its kind", VALUES),
     Mutant("orthogonal/cuda/givens_forward.cuh", "device::wait_copies<Rows::depth - 1>();",
            "device::wait_copies<Rows::depth>();", "the wait for a step's input", VALUES),
-    Mutant("orthogonal/cuda/givens_backward.cuh",
-           "if (reset) number = {};\n      }\n    }\n    device::block_barrier();",
-           "if (false) number = {};\n      }\n    }\n    device::block_barrier();",
+    Mutant("orthogonal/cuda/givens_backward.cuh", "if (reset) clear(grads);", "",
            "that no gradient goes through a reset", VALUES),
 ]  # fmt: skip

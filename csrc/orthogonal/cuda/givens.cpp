@@ -26,7 +26,8 @@ Residents kernels_of(int64_t numbers, int64_t sums) {
     if constexpr (fits<T>(each() * parts)) {
       using Forward = ForwardKernel<T, parts, each()>;
       using Backward = BackwardKernel<T, parts, each()>;
-      return {{&cuda::kernel<Forward>, Forward::bytes(), 1, 1}, {&cuda::kernel<Backward>, Backward::bytes(sums), 1, 1}};
+      return {{&cuda::kernel<Forward>, Forward::Rows::bytes(), 1, 1},
+              {&cuda::kernel<Backward>, Backward::Rows::bytes(sums), 1, 1}};
     }
     return {};
   });

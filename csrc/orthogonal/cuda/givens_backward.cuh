@@ -19,13 +19,6 @@ struct BackwardKernel {
   static constexpr int threads = warp_size, least_blocks = 1;
   enum Kind { before, input, grad };
 
-  static int64_t bytes(int64_t sums_on_chip) {
-    device::SharedArena arena{nullptr};
-    Rows::carve(arena);
-    arena.alloc<T>(sums_on_chip);
-    return arena.used;
-  }
-
   // This lane's sums; consecutive ones are warp_size apart.
   struct Sums {
     T *angles, *phases, *diagonal, *bias;
@@ -81,18 +74,12 @@ struct BackwardKernel {
       device::wait_copies<Rows::depth - 1>();
       device::block_barrier();
       read(values, shared_layout.of_step(place, before));
-      RNNKERN_UNROLL
-      for (Value& number : values) {
-        if (reset) number = {};
-      }
+      if (reset) clear(values);
       rotate_state(p, values);
       activate_back(p, shared_layout, place, values, grads, sums);
       shared_layout.give(grads, p.grad_u + sequences.row_at(place, length, b) * reals, reals);
       unrotate_state(p, values, grads, sums);
-      RNNKERN_UNROLL
-      for (Value& number : grads) {
-        if (reset) number = {};
-      }
+      if (reset) clear(grads);
     }
     device::block_barrier();
     shared_layout.give(grads, p.grad_h0 + b * reals, reals);

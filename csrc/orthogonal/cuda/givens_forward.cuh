@@ -13,12 +13,6 @@ struct ForwardKernel {
   using Rows = SharedLayout<T, parts, each, 1>;
   static constexpr int threads = warp_size, least_blocks = 1;
 
-  static int64_t bytes() {
-    device::SharedArena arena{nullptr};
-    Rows::carve(arena);
-    return arena.used;
-  }
-
   RNNKERN_DEVICE static void run(const Problem& p) {
     device::SharedArena arena{device::shared_memory()};
     const Rows shared_layout = Rows::carve(arena);
@@ -43,10 +37,7 @@ struct ForwardKernel {
       RNNKERN_ROLLED
       for (int place = 0; place < length; ++place) {
         fetch(place + Rows::depth - 1);
-        if (sequences.resets(place, length, b)) {
-          RNNKERN_UNROLL
-          for (Number<T, parts>& number : x) number = {};
-        }
+        if (sequences.resets(place, length, b)) clear(x);
         rotate_state(p, x);
         device::wait_copies<Rows::depth - 1>();
         device::block_barrier();

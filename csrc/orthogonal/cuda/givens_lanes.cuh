@@ -3,25 +3,11 @@
 // not needed.
 #pragma once
 
-#include <cstring>
-
 #include "cells/math.h"
+#include "device/sums.h"
 #include "orthogonal/cuda/givens_problem.h"
 
 namespace rnnkern::givens {
-
-template <class T>
-RNNKERN_DEVICE T from_lane(T x, int lane) {
-  if constexpr (sizeof(T) == 4) {
-    return device::shuffle(x, lane);
-  } else {
-    uint32_t words[2];
-    std::memcpy(words, &x, 8);
-    for (uint32_t& word : words) word = device::shuffle(word, lane);
-    std::memcpy(&x, words, 8);
-    return x;
-  }
-}
 
 // A value, real or complex, or a value and its gradient.
 template <class T, int reals>
@@ -29,12 +15,15 @@ struct Number {
   T of[reals];
 };
 
-template <class T, int reals>
-RNNKERN_DEVICE Number<T, reals> from_lane(const Number<T, reals>& x, int lane) {
-  Number<T, reals> got;
+template <class X>
+RNNKERN_DEVICE X from_lane(const X& x, int lane) {
+  return device::by_words(x, [=](uint32_t word) { return device::shuffle(word, lane); });
+}
+
+template <class X, int each>
+RNNKERN_DEVICE void clear(X (&x)[each]) {
   RNNKERN_UNROLL
-  for (int i = 0; i < reals; ++i) got.of[i] = from_lane(x.of[i], lane);
-  return got;
+  for (X& number : x) number = {};
 }
 
 // Selects element by element: a choice between two structs would take their addresses and put them into local memory.
@@ -239,6 +228,14 @@ struct SharedLayout {
   static constexpr int depth = each * parts * int(sizeof(T) / 4) <= most_words / 2 ? 4 : 2;  // steps
 
   T *ring, *out, *bias;
+
+  // Bytes of shared memory, with this number of sums.
+  static int64_t bytes(int64_t sums = 0) {
+    device::SharedArena arena{nullptr};
+    carve(arena);
+    arena.alloc<T>(sums);
+    return arena.used;
+  }
 
   static RNNKERN_HOST_DEVICE SharedLayout carve(device::SharedArena& arena) {
     SharedLayout shared_layout;

@@ -283,26 +283,27 @@ struct BackwardDriver : CudaDriver<S> {
       multiplication(shaped(dW_hr_partial, {1, call.width, call.hidden}),
                      transposed(by_head(dh, rows, call.width), 1, 2), by_head(operand, rows, call.hidden))
           .run();
-      const int64_t all = dW_hr_sum.numel();
-      cuda::launch_elements<AccumulateKernel<S>>(all, {all, all, all, read<S>(dW_hr_partial), write<A>(dW_hr_sum)},
-                                                 stream);
+      accumulate<S>(dW_hr_partial, write<A>(dW_hr_sum));
     }
     if (grad.needs_bias && !cell.normalised) {
-      const Tensor sums = sum(own, 1, arithmetic<S>);
-      const int64_t all = sums.numel();
-      cuda::launch_elements<AccumulateKernel<A>>(all, {all, all, all, read<A>(sums), write<A>(dbias_sum)}, stream);
+      accumulate<A>(sum(own, 1, arithmetic<S>), write<A>(dbias_sum));
     }
   }
 
   // dR of the gates first..last-1 += dr^T x.
   void add_product(const Tensor& own, const Tensor& x, int64_t rows, int first, int last) const {
-    const int64_t inner = (last - first) * head_size * head_width, all = call.heads * inner;
-    const Tensor partial = shaped(part(dR_partial, 0, 0, all), {call.heads, (last - first) * head_size, head_width});
+    const int64_t inner = (last - first) * head_size * head_width;
+    const Tensor partial =
+        shaped(part(dR_partial, 0, 0, call.heads * inner), {call.heads, (last - first) * head_size, head_width});
     multiplication(partial, transposed(columns_of(own, first, last), 1, 2), by_head(x, rows, head_width)).run();
-    cuda::launch_elements<AccumulateKernel<S>>(
-        all,
-        {all, inner, gate_columns() * head_width, read<S>(partial), write<A>(dR_sum) + first * head_size * head_width},
-        stream);
+    accumulate<S>(partial, write<A>(dR_sum) + first * head_size * head_width, inner, gate_columns() * head_width);
+  }
+
+  // Adds to a sum whose rows of `inner` elements are `stride` apart.
+  template <class From>
+  void accumulate(const Tensor& from, A* to, int64_t inner = 1, int64_t stride = 1) const {
+    const int64_t all = from.numel();
+    cuda::launch_elements<AccumulateKernel<From>>(all, {all, inner, stride, read<From>(from), to}, stream);
   }
 };
 

@@ -71,6 +71,21 @@ RNNKERN_HOST_DEVICE constexpr int gates_of_u(int last) {
   return last == Cell::recurrent || last > Cell::gates ? Cell::gates : last;
 }
 
+// Stores the gradients of gates from..to-1 of one unit. The row and the unit are those of BackwardInput::fetch.
+template <class Cell, class S, int from, int to, class P, class A>
+RNNKERN_DEVICE void store_gradients(const P& p, int64_t row, int64_t here, int64_t head, int64_t unit, int64_t d,
+                                    const A* du, const A* dr) {
+  const int64_t hidden = p.sequence.hidden;
+  S* to_du = p.du + row * Cell::gates * hidden + head * d + unit;
+  S* to_dr = p.dr + (head * p.rows + here) * Cell::recurrent * d + unit;
+  RNNKERN_UNROLL
+  for (int g = from; g < to; ++g) {
+    if (p.dr) to_dr[g * d] = device::narrow<S>(dr[g]);
+  }
+  RNNKERN_UNROLL
+  for (int g = from; g < gates_of_u<Cell>(to); ++g) to_du[g * hidden] = device::narrow<S>(du[g]);
+}
+
 template <class Cell, class S, int D>
 struct BlockBackwardKernel {
   using Problem = BlockBackward<S>;
@@ -83,13 +98,7 @@ struct BlockBackwardKernel {
   // The first gate of the last product. The cell's `backward` gives the gradients of this gate and the following ones.
   static constexpr int last_first = Cell::two_products ? Cell::first_gates : 0;
 
-  RNNKERN_DEVICE static void run(const Problem& p) {
-    Tile tile;
-    Values own;
-    BlockBackwardKernel thread(p, tile, own);
-    thread.run_steps();
-    thread.end();
-  }
+  RNNKERN_DEVICE static void run(const Problem& p) { run_block<BlockBackwardKernel>(p); }
 
   // Of each unit and sequence of this thread.
   struct Values {
@@ -219,17 +228,11 @@ struct BlockBackwardKernel {
   // Stores the gradients of gates from..to-1 of one unit, in memory and as the operand of the product.
   template <int from, int to>
   RNNKERN_DEVICE void store(int v, int64_t row, S* x, const Equations& eq) const {
-    const int hidden = int(seq.hidden), unit = Tile::unit(v);
-    S* to_du = p.du + row * Cell::gates * hidden + head * d + unit;
-    S* to_dr = p.dr + (head * p.rows + row - origin) * Cell::recurrent * d + unit;
     RNNKERN_UNROLL
     for (int g = from; g < to; ++g) {
-      const S rounded = device::narrow<S>(eq.dr[v][g]);
-      x[Tile::smem_offset(Tile::column(v), g, unit)] = rounded;
-      if (p.dr) to_dr[g * d] = rounded;
+      x[Tile::smem_offset(Tile::column(v), g, Tile::unit(v))] = device::narrow<S>(eq.dr[v][g]);
     }
-    RNNKERN_UNROLL
-    for (int g = from; g < gates_of_u<Cell>(to); ++g) to_du[g * hidden] = device::narrow<S>(eq.du[v][g]);
+    store_gradients<Cell, S, from, to>(p, row, row - origin, head, Tile::unit(v), d, eq.du[v], eq.dr[v]);
   }
 
   RNNKERN_DEVICE void finish(int v, Equations& eq) {

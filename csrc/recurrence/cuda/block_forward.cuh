@@ -48,13 +48,7 @@ struct BlockForwardKernel {
   static constexpr int buffers = Cell::two_products ? 3 : 2;
   static constexpr int64_t shared_size = Tile::shared_size + buffers * Tile::x_size * sizeof(S);
 
-  RNNKERN_DEVICE static void run(const Problem& p) {
-    Tile tile;
-    Values own;
-    BlockForwardKernel thread(p, tile, own);
-    thread.run_steps();
-    thread.end();
-  }
+  RNNKERN_DEVICE static void run(const Problem& p) { run_block<BlockForwardKernel>(p); }
 
   // Of each unit and sequence of this thread.
   struct Values {

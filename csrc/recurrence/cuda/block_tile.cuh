@@ -9,14 +9,9 @@
 //   load(R, d, memory)         loads the weights, (gates*d, d)
 #pragma once
 
-#include "recurrence/cuda/problem.h"
+#include "recurrence/cuda/mma.cuh"
 
 namespace rnnkern {
-
-template <class S>
-RNNKERN_DEVICE uint32_t pair(S low, S high) {
-  return uint32_t(low.bits) | uint32_t(high.bits) << 16;
-}
 
 // Element (gate, unit, column) of a head's R (gates, d, d); zero in the padding.
 template <class S>
@@ -31,70 +26,6 @@ RNNKERN_DEVICE const S* matrix_of_head(const S* R, int head, int gates, int d) {
 }
 
 // ---- 16-bit storage: tensor cores, 8 sequences
-
-// A thread's part of the fragments of its warp: as many in registers as the rest of the kernel allows, and the others
-// in shared memory, where each thread reads its own 16 bytes.
-template <int count, int threads, int registers = 24>
-struct MmaWeights {
-  static constexpr int kept = count < registers ? count : registers;
-  static constexpr int batch = count % 4 == 0 ? 4 : count % 2 == 0 ? 2 : count % 3 == 0 ? 3 : 1;
-  static constexpr int64_t shared_size = int64_t(count - kept) * threads * 16;
-
-  uint32_t a[kept][4] = {};
-  device::Word16* rest;
-
-  // Fragments in registers and in shared memory alternate, so that loads from shared memory overlap with products of
-  // registers. before(n) of the first n fragments are in registers; fragment nth(m) is the m-th of these.
-  RNNKERN_DEVICE static constexpr int before(int n) { return n * kept / count; }
-  RNNKERN_DEVICE static constexpr int nth(int m) { return ((m + 1) * count - 1) / kept; }
-
-  // `weights(n, i)` is register i of fragment n. The loop is not unrolled, and comparisons select the registers: if it
-  // were unrolled, the compiler would compute all addresses first and run out of registers.
-  template <class Weights>
-  RNNKERN_DEVICE void load(char* memory, Weights weights) {
-    rest = reinterpret_cast<device::Word16*>(memory) + device::thread();
-    RNNKERN_ROLLED
-    for (int n = 0; n < count; n += batch) {
-      uint32_t loaded[batch][4];
-      RNNKERN_UNROLL
-      for (int m = 0; m < batch; ++m) {
-        RNNKERN_UNROLL
-        for (int i = 0; i < 4; ++i) loaded[m][i] = weights(n + m, i);
-      }
-      RNNKERN_UNROLL
-      for (int here = 0; here < kept; ++here) {
-        RNNKERN_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          a[here][i] = nth(here) / batch * batch == n ? loaded[nth(here) % batch][i] : a[here][i];
-        }
-      }
-      RNNKERN_UNROLL
-      for (int m = 0; m < batch; ++m) {
-        if (before(n + m) == before(n + m + 1)) {
-          rest[(n + m - before(n + m)) * threads] = {loaded[m][0], loaded[m][1], loaded[m][2], loaded[m][3]};
-        }
-      }
-    }
-  }
-
-  template <class S>
-  RNNKERN_DEVICE void multiply(float (&c)[4], int n, const uint32_t (&b)[2], S) const {
-    if (before(n) < before(n + 1)) {
-      device::mma(c, a[before(n) < kept ? before(n) : 0], b, S());
-    } else {
-      const device::Word16 word = rest[(n - before(n)) * threads];
-      const uint32_t own[4] = {word.x, word.y, word.z, word.w};
-      device::mma(c, own, b, S());
-    }
-  }
-};
-
-// Products of fragments are added in `chains` independent chains, which hides their latency.
-template <int tiles, int depth>
-struct MmaChains {
-  static constexpr int wanted = tiles >= 4 ? 1 : tiles >= 2 ? 2 : 4;
-  static constexpr int chains = wanted < depth ? wanted : depth;
-};
 
 // r = R h. The 16 rows of a fragment are one gate of 16 units or, with even numbers of gates and D < 128, two gates of
 // 8 units, so that a thread always gets all gates of a unit. A product has the first `first_gates` gates, or the rest.
@@ -127,30 +58,8 @@ struct MmaForward {
   RNNKERN_DEVICE void multiply(const S* x, float (&r)[values][gates]) const {
     static_assert(halves == 2 || (first % 2 == 0 && last % 2 == 0), "a fragment's two gates belong together");
     constexpr int from = first * halves / 2, count = (last - first) * halves / 2;
-    constexpr int chains = MmaChains<count, depth>::chains;
-    float c[chains][count][4] = {};
-    const S* row = x + (device::lane() % 8) * pitch + 8 * (device::lane() / 8);
-    RNNKERN_UNROLL
-    for (int k = 0; k < depth; k += 2) {
-      uint32_t b[4];
-      device::load_matrices(b, row + 16 * k);
-      RNNKERN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t fragment[2] = {b[2 * half], b[2 * half + 1]};
-        RNNKERN_UNROLL
-        for (int m = 0; m < count; ++m) {
-          weights.multiply(c[(k + half) % chains][m], (k + half) * tiles + from + m, fragment, S());
-        }
-      }
-    }
-    RNNKERN_UNROLL
-    for (int chain = 1; chain < chains; ++chain) {
-      RNNKERN_UNROLL
-      for (int m = 0; m < count; ++m) {
-        RNNKERN_UNROLL
-        for (int i = 0; i < 4; ++i) c[0][m][i] += c[chain][m][i];
-      }
-    }
+    float c[mma_chains(count, depth)][count][4] = {};
+    weights.template multiply_all<S, 0, depth>(c, x, pitch, [](int k, int m) { return k * tiles + from + m; });
     RNNKERN_UNROLL
     for (int v = 0; v < values; ++v) {
       RNNKERN_UNROLL
@@ -188,25 +97,10 @@ struct MmaBackward {
   template <int first, int last>
   RNNKERN_DEVICE void multiply(const S* x, float (&dh)[values]) const {
     constexpr int from = first * D / 16, to = last * D / 16;
-    constexpr int chains = MmaChains<1, to - from>::chains;
-    float c[chains][4] = {};
-    const S* row = x + (device::lane() % 8) * pitch + 8 * (device::lane() / 8);
+    float c[mma_chains(1, to - from)][1][4] = {};
+    weights.template multiply_all<S, from, to>(c, x, pitch, [](int k, int) { return k; });
     RNNKERN_UNROLL
-    for (int k = from; k < to; k += 2) {
-      uint32_t b[4];
-      device::load_matrices(b, row + 16 * k);
-      RNNKERN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t fragment[2] = {b[2 * half], b[2 * half + 1]};
-        weights.multiply(c[(k + half) % chains], k + half, fragment, S());
-      }
-    }
-    RNNKERN_UNROLL
-    for (int v = 0; v < values; ++v) {
-      dh[v] = c[0][v];
-      RNNKERN_UNROLL
-      for (int chain = 1; chain < chains; ++chain) dh[v] += c[chain][v];
-    }
+    for (int v = 0; v < values; ++v) dh[v] = c[0][0][v];
   }
 };
 
@@ -386,5 +280,16 @@ struct Tiles<float, gates, D, first_gates> {
   using Forward = FmaForward<gates, D>;
   using Backward = FmaBackward<gates, D>;
 };
+
+// What all threads of a block kernel do. A thread keeps arrays in objects of their own: their indices are only known
+// after loops have been unrolled, and the compiler would leave scalars beside them in memory until then.
+template <class Kernel>
+RNNKERN_DEVICE void run_block(const typename Kernel::Problem& p) {
+  typename Kernel::Tile tile;
+  typename Kernel::Values own;
+  Kernel thread(p, tile, own);
+  thread.run_steps();
+  thread.end();
+}
 
 }  // namespace rnnkern

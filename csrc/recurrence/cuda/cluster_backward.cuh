@@ -40,16 +40,7 @@ struct ClusterBackwardKernel {
   static constexpr int last_first = Cell::two_products ? Cell::first_gates : 0, products = 1 + Cell::two_products;
   static constexpr int first_last = Cell::two_products ? Cell::first_gates : Cell::recurrent;
 
-  RNNKERN_DEVICE static void run(const Problem& p) {
-    if constexpr (device::has_clusters) {
-      Tile tile;
-      Values own;
-      ClusterBackwardKernel thread(p, tile, own);
-      run_groups<groups>(thread);
-    } else {
-      device::trap();
-    }
-  }
+  RNNKERN_DEVICE static void run(const Problem& p) { run_cluster<ClusterBackwardKernel>(p); }
 
   // This thread's values of the running group. `scale` and `reset` are those of the step whose product is exchanged.
   struct Values {
@@ -197,12 +188,8 @@ struct ClusterBackwardKernel {
     RNNKERN_UNROLL
     for (int g = first; g < last; ++g) {
       dr()[Tile::smem_offset(Pairs::column(v), g, Pairs::unit(v))] = multiplied<M>(eq.dr[g]);
-      if (p.dr) p.dr[((row - origin) * Cell::recurrent + g) * at.hidden + at.unit(v)] = device::narrow<S>(eq.dr[g]);
     }
-    RNNKERN_UNROLL
-    for (int g = first; g < gates_of_u<Cell>(last); ++g) {
-      p.du[(row * Cell::gates + g) * at.hidden + at.unit(v)] = device::narrow<S>(eq.du[g]);
-    }
+    store_gradients<Cell, S, first, last>(p, row, row - origin, 0, at.unit(v), at.hidden, eq.du, eq.dr);
   }
 
   // The group's exchange e: multiplies dr of gates first..last-1 by R^T, and sends each block its part of dh.

@@ -33,16 +33,7 @@ struct ClusterForwardKernel {
   static constexpr int groups = two_size <= cluster_memory ? 2 : 1, columns = groups * Tile::columns;
   static constexpr int64_t shared_size = groups == 2 ? two_size : once_size + group_size;
 
-  RNNKERN_DEVICE static void run(const Problem& p) {
-    if constexpr (device::has_clusters) {
-      Tile tile;
-      Values own;
-      ClusterForwardKernel thread(p, tile, own);
-      run_groups<groups>(thread);
-    } else {
-      device::trap();
-    }
-  }
+  RNNKERN_DEVICE static void run(const Problem& p) { run_cluster<ClusterForwardKernel>(p); }
 
   // This thread's values of the running group.
   struct Values {

@@ -67,8 +67,7 @@ RNNKERN_DEVICE void receive(device::Mbarrier* arrived, int parity, int bytes) {
   if (device::thread() == 0) device::expect(arrived, bytes);
 }
 
-// Runs all steps of a cluster's sequences. A thread keeps arrays in objects of their own: their indices are only known
-// after loops have been unrolled, and the compiler would leave scalars beside them in memory until then. It has
+// Runs all steps of a cluster's sequences. A thread keeps arrays in objects of their own, as in `run_block`. It has
 //   begin() end()   reads and writes the state of the running group
 //   change(to)      keeps the state of the running group in shared memory, and continues with group `to`
 //   fetch(k)        loads the inputs of step k, in processing order
@@ -99,6 +98,18 @@ RNNKERN_DEVICE void run_groups(Thread& thread) {
     thread.end();
   }
   device::cluster_barrier();  // no block exits while others may still send to it
+}
+
+template <class Kernel>
+RNNKERN_DEVICE void run_cluster(const typename Kernel::Problem& p) {
+  if constexpr (device::has_clusters) {
+    typename Kernel::Tile tile;
+    typename Kernel::Values own;
+    Kernel thread(p, tile, own);
+    run_groups<Kernel::groups>(thread);
+  } else {
+    device::trap();
+  }
 }
 
 }  // namespace rnnkern

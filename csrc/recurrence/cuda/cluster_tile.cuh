@@ -18,15 +18,11 @@
 // part of dh of all units, to `send(unit, column, word)`, 4 units at a time.
 #pragma once
 
-#include "recurrence/cuda/cluster_product.cuh"
+#include "recurrence/cuda/block_tile.cuh"
 
 namespace rnnkern {
 
-// Independent chains of mma per warp: enough to hide their latency, with the second warp of the sub-core.
-RNNKERN_HOST_DEVICE constexpr int cluster_chains(int tiles, int depth) {
-  const int wanted = tiles >= 3 ? 1 : tiles == 2 ? 2 : 4;
-  return wanted < depth ? wanted : depth;
-}
+constexpr int enough_tiles = 3;  // for `mma_chains`, since there is a second warp on each sub-core
 
 // Blocks of a cluster: as few as can hold R, since more of the smaller clusters fit on the device.
 template <class M>
@@ -91,10 +87,7 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
   RNNKERN_DEVICE static device::Word16 gather(S h) {
     constexpr int last = members / 2;
     uint32_t mine = bits_of(h);
-    if constexpr (K::one == 2) {
-      const uint32_t other = device::shuffle_xor(mine, 1);
-      mine = device::lane() & 1 ? other | mine << 16 : mine | other << 16;
-    }
+    if constexpr (K::one == 2) mine = pair_of_lanes(mine, 1);
     const uint32_t beside = device::shuffle_xor(mine, last / 2);
     const uint32_t low = device::lane() & last / 2 ? beside : mine, high = device::lane() & last / 2 ? mine : beside;
     const uint32_t low2 = device::shuffle_xor(low, last), high2 = device::shuffle_xor(high, last);
@@ -117,33 +110,16 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
   template <int first, int last>
   RNNKERN_DEVICE void multiply(const S* x, int n) {
     constexpr int product = first > 0, from = product ? own[0] : 0, count = own[product];
-    constexpr int chains = cluster_chains(count, depth);
-    float c[chains][count][4] = {};
-    const S* row = x + (device::lane() % 8) * pitch + K::fragment * depth * part();
-    RNNKERN_UNROLL
-    for (int k = 0; k < depth; k += 2) {
-      const bool both = k + 1 < depth;
-      uint32_t b[4];
-      device::load_matrices(b, row + K::fragment * k + K::word * (device::lane() / 8 % (both ? 4 : 2)));
-      RNNKERN_UNROLL
-      for (int half = 0; half < (both ? 2 : 1); ++half) {
-        const uint32_t fragment[2] = {b[2 * half], b[2 * half + 1]};
-        RNNKERN_UNROLL
-        for (int m = 0; m < count; ++m) {
-          weights.multiply(c[(k + half) % chains][m], (k + half) * own_all + from + m, fragment, M());
-        }
-      }
-    }
+    float c[mma_chains(count, depth, enough_tiles)][count][4] = {};
+    weights.template multiply_all<M, 0, depth>(c, x + K::fragment * depth * part(), pitch,
+                                               [](int k, int m) { return k * own_all + from + m; });
     float* to = sums + part() * columns * sum_pitch + 16 * count * row_warp() + device::lane() / 4;
     RNNKERN_UNROLL
     for (int m = 0; m < count; ++m) {
       RNNKERN_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int column = 2 * (device::lane() % 4) + i % 2;
-        float sum = c[0][m][i];
-        RNNKERN_UNROLL
-        for (int chain = 1; chain < chains; ++chain) sum += c[chain][m][i];
-        if (column < n) to[column * sum_pitch + 16 * m + 8 * (i / 2)] = sum;
+        if (column < n) to[column * sum_pitch + 16 * m + 8 * (i / 2)] = c[0][m][i];
       }
     }
     device::block_barrier();
@@ -192,23 +168,8 @@ struct ClusterMmaBackward : ClusterShape<Cell, M, D> {
   template <int first, int last, class Send>
   RNNKERN_DEVICE void multiply(const S* x, int n, Send send) const {
     constexpr int from = first * units / K::fragment, to = round_up(last * units, K::fragment) / K::fragment;
-    constexpr int chains = cluster_chains(own, to - from);
-    float c[chains][own][4] = {};
-    const S* row = x + (device::lane() % 8) * pitch;
-    RNNKERN_UNROLL
-    for (int k = from; k < to; k += 2) {
-      const bool both = k + 1 < to;
-      uint32_t b[4];
-      device::load_matrices(b, row + K::fragment * k + K::word * (device::lane() / 8 % (both ? 4 : 2)));
-      RNNKERN_UNROLL
-      for (int half = 0; half < (both ? 2 : 1); ++half) {
-        const uint32_t fragment[2] = {b[2 * half], b[2 * half + 1]};
-        RNNKERN_UNROLL
-        for (int m = 0; m < own; ++m) {
-          weights.multiply(c[(k + half) % chains][m], (k + half) * own + m, fragment, M());
-        }
-      }
-    }
+    float c[mma_chains(own, to - from, enough_tiles)][own][4] = {};
+    weights.template multiply_all<M, from, to>(c, x, pitch, [](int k, int m) { return k * own + m; });
     // Four lanes that differ in bits 4 and 8 hold four neighbouring units, and the four units 8 rows below, of two
     // sequences. They exchange values until each has four neighbouring units of one sequence.
     const bool lower = device::lane() & 8, right = device::lane() & 4;
@@ -219,12 +180,7 @@ struct ClusterMmaBackward : ClusterShape<Cell, M, D> {
       float keep[2], take[2];
       RNNKERN_UNROLL
       for (int i = 0; i < 2; ++i) {
-        float low = c[0][m][i], high = c[0][m][i + 2];
-        RNNKERN_UNROLL
-        for (int chain = 1; chain < chains; ++chain) {
-          low += c[chain][m][i];
-          high += c[chain][m][i + 2];
-        }
+        const float low = c[0][m][i], high = c[0][m][i + 2];
         keep[i] = lower ? high : low;
         take[i] = device::shuffle_xor(lower ? low : high, 8);
       }

@@ -21,8 +21,10 @@ struct GridBackwardKernel {
   static constexpr int last_first = Cell::two_products ? Cell::first_gates : 0,
                        last_gates = Cell::recurrent - last_first;
   static constexpr int budget = Cell::two_products ? grid_kept / 2 : grid_kept;
-  using Last = GridTile<S, 1, budget>;
-  using First = GridTile<S, 1, budget>;
+  using Product = GridTile<S, 1, budget>;
+  struct Tile {
+    Product last, first;
+  };
 
   struct Memory {
     char *last, *first, *scratch;
@@ -33,9 +35,9 @@ struct GridBackwardKernel {
 
     RNNKERN_HOST_DEVICE Memory(char* base, const GridSize& size) {
       device::SharedArena arena{base};
-      last = arena.alloc<char>(Last::shared_size(last_gates * size.members));
-      first = arena.alloc<char>(Cell::two_products ? First::shared_size(last_first * size.members) : 0);
-      scratch = arena.alloc<char>(Last::scratch);
+      last = arena.alloc<char>(Product::shared_size(last_gates * size.members));
+      first = arena.alloc<char>(Cell::two_products ? Product::shared_size(last_first * size.members) : 0);
+      scratch = arena.alloc<char>(Product::scratch);
       partials = arena.alloc<float>(2 * Partials::size(1));
       carry = arena.alloc<A>(int64_t(size.sets) * Cell::states * Thread::count);
       dparams = arena.alloc<A>(int64_t(size.sets) * Cell::params * Thread::count);
@@ -48,15 +50,7 @@ struct GridBackwardKernel {
     return int64_t(size.groups) * 2 * size.sets * Cell::recurrent * size.members * member_words;
   }
 
-  RNNKERN_DEVICE static void run(const Problem& problem) {
-    Last last_product;
-    First first_product;
-    Values own;
-    GridBackwardKernel thread(problem, last_product, first_product, own);
-    thread.begin();
-    run_items<S>(thread);
-    thread.end();
-  }
+  RNNKERN_DEVICE static void run(const Problem& problem) { run_grid<GridBackwardKernel>(problem); }
 
   // Of this thread's unit.
   struct Values {
@@ -84,32 +78,29 @@ struct GridBackwardKernel {
   const Memory memory;
   const int hidden = int(seq.hidden), first_unit = device::block() % size.members * units;
   const GridPlace at;
-  Last& last_product;
-  First& first_product;
+  Tile& tile;
   Values& own;
   const int first = int(p.first);  // the first step of the range
   const int64_t origin = seq.offset(p.first);
   A *const carry = memory.carry + device::thread(), *const dparams = memory.dparams + device::thread();
   float* partials = memory.partials;
 
-  RNNKERN_DEVICE GridBackwardKernel(const Problem& problem, Last& last_product, First& first_product, Values& own)
+  RNNKERN_DEVICE GridBackwardKernel(const Problem& problem, Tile& tile, Values& own)
       : problem(problem),
         memory(device::shared_memory(), size),
         at(seq, size, first_unit + Thread::unit(), Thread::column(), memory.lengths),
-        last_product(last_product),
-        first_product(first_product),
+        tile(tile),
         own(own) {
     // A slice holds the units of one member in one gate.
     const auto weight = [&](int slice, int unit, int i) {
       const int gate = slice / size.members, row = slice % size.members * units + i, column = first_unit + unit;
       return row < hidden && column < hidden ? p.R[(gate * hidden + row) * hidden + column] : S{};
     };
-    last_product.load(memory.last, last_gates * size.members, [&](int, int unit, int slice, int i) {
-      return weight(last_first * size.members + slice, unit, i);
-    });
+    tile.last.load(memory.last, last_gates * size.members,
+                   [&](int, int unit, int slice, int i) { return weight(last_first * size.members + slice, unit, i); });
     if constexpr (Cell::two_products) {
-      first_product.load(memory.first, last_first * size.members,
-                         [&](int, int unit, int slice, int i) { return weight(slice, unit, i); });
+      tile.first.load(memory.first, last_first * size.members,
+                      [&](int, int unit, int slice, int i) { return weight(slice, unit, i); });
     }
     device::block_barrier();
   }
@@ -168,7 +159,7 @@ struct GridBackwardKernel {
       if (eq.alive) backward(item, eq);
       send<last_first, Cell::recurrent>(item, row, eq);
     }
-    A product = multiply<last_first>(last_product, item);
+    A product = multiply<last_first>(tile.last, item);
     if constexpr (Cell::two_products) {
       if (Thread::has()) {
         if (eq.alive) {
@@ -178,7 +169,7 @@ struct GridBackwardKernel {
         }
         send<0, last_first>(item, row, eq);
       }
-      product = multiply<0>(first_product, item);
+      product = multiply<0>(tile.first, item);
     }
     if (eq.alive) finish(item, product, eq);
   }
@@ -207,18 +198,13 @@ struct GridBackwardKernel {
   RNNKERN_DEVICE void send(GridItem item, int64_t row, const Equations& eq) const {
     RNNKERN_UNROLL
     for (int g = from; g < to; ++g) {
-      const S rounded = device::narrow<S>(eq.dr[g]);
-      publish(words_of(g, item) + at.member * member_words, rounded, tag_of(item));
-      if (eq.alive && p.dr) p.dr[((row - origin) * Cell::recurrent + g) * hidden + at.unit] = rounded;
+      publish(words_of(g, item) + at.member * member_words, device::narrow<S>(eq.dr[g]), tag_of(item));
     }
-    RNNKERN_UNROLL
-    for (int g = from; g < gates_of_u<Cell>(to); ++g) {
-      if (eq.alive) p.du[(row * Cell::gates + g) * hidden + at.unit] = device::narrow<S>(eq.du[g]);
-    }
+    if (eq.alive) store_gradients<Cell, S, from, to>(p, row, row - origin, 0, at.unit, hidden, eq.du, eq.dr);
   }
 
   // The product of this thread's unit and column with dr of the gates from `gate` on.
-  template <int gate, class Product>
+  template <int gate>
   RNNKERN_DEVICE A multiply(const Product& with, GridItem item) {
     with.multiply(words_of(gate, item), tag_of(item), memory.scratch, partials);
     device::block_barrier();

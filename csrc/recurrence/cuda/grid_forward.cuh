@@ -21,6 +21,10 @@ struct GridForwardKernel {
   static constexpr int budget = grid_kept / exchanges;
   using First = GridTile<S, first_gates, budget>;
   using Second = GridTile<S, last_gates ? last_gates : 1, budget>;
+  struct Tile {
+    First first;
+    Second second;
+  };
 
   struct Memory {
     char *first, *second, *scratch;
@@ -46,15 +50,7 @@ struct GridForwardKernel {
     return int64_t(size.groups) * exchanges * 2 * size.sets * size.members * member_words;
   }
 
-  RNNKERN_DEVICE static void run(const Problem& problem) {
-    First first;
-    Second second;
-    Values own;
-    GridForwardKernel thread(problem, first, second, own);
-    thread.begin();
-    run_items<S>(thread);
-    thread.end();
-  }
+  RNNKERN_DEVICE static void run(const Problem& problem) { run_grid<GridForwardKernel>(problem); }
 
   // Of this thread's unit.
   struct Values {
@@ -75,27 +71,26 @@ struct GridForwardKernel {
   const Memory memory;
   const int hidden = int(seq.hidden), first_unit = device::block() % size.members * units;
   const GridPlace at;
-  First& first;
-  Second& second;
+  Tile& tile;
   Values& own;
   A* const state = memory.state + device::thread();
   float* partials = memory.partials;
 
-  RNNKERN_DEVICE GridForwardKernel(const Problem& problem, First& first, Second& second, Values& own)
+  RNNKERN_DEVICE GridForwardKernel(const Problem& problem, Tile& tile, Values& own)
       : problem(problem),
         memory(device::shared_memory(), size),
         at(seq, size, first_unit + Thread::unit(), Thread::column(), memory.lengths),
-        first(first),
-        second(second),
+        tile(tile),
         own(own) {
     const auto weight = [&](int gate, int unit, int slice, int i) {
       const int row = first_unit + unit, column = slice * units + i;
       return row < hidden && column < hidden ? p.R[(gate * hidden + row) * hidden + column] : S{};
     };
-    first.load(memory.first, size.members, weight);
+    tile.first.load(memory.first, size.members, weight);
     if constexpr (Cell::two_products) {
-      second.load(memory.second, size.members,
-                  [&](int gate, int unit, int slice, int i) { return weight(first_gates + gate, unit, slice, i); });
+      tile.second.load(memory.second, size.members, [&](int gate, int unit, int slice, int i) {
+        return weight(first_gates + gate, unit, slice, i);
+      });
     }
     device::block_barrier();
   }
@@ -146,7 +141,7 @@ struct GridForwardKernel {
       read(item, eq);
       fetch(next, ahead);
     }
-    multiply(first, 0, item);
+    multiply(tile.first, 0, item);
     if (Thread::has()) add_first_product(item, eq);
     swap();
     if constexpr (Cell::two_products) {
@@ -155,7 +150,7 @@ struct GridForwardKernel {
         Cell::prepare(eq.u, eq.r, eq.old, eq.save, operand);
         publish(own_words(1, item.step, item.set), device::narrow<S>(operand), tag_of(item));
       }
-      multiply(second, 1, item);
+      multiply(tile.second, 1, item);
       if (Thread::has()) add_second_product(eq);
       swap();
     }

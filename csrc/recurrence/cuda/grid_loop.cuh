@@ -50,18 +50,24 @@ struct GridPlace {
   }
 };
 
-// Runs all items. Inputs are loaded one item ahead, and the rows where they start two items ahead, so that no load
-// waits for another. A thread keeps arrays in objects of their own, as in cluster_loop.cuh. It has
+// What all threads of a grid kernel do: run all items. Inputs are loaded one item ahead, and the rows where they start
+// two items ahead, so that no load waits for another. A thread keeps arrays in objects of their own, as in `run_block`.
+// It has
+//   begin() end()                    reads and writes the state of all sets
 //   steps(set)                       of a set
 //   rows_of(item)                    the rows where the inputs of an item start
 //   fetch(item, rows)                loads the inputs; called by threads with a unit and a column
 //   step(item, rows, next, ahead)    fetches the next item early
-template <class S, class Thread>
-RNNKERN_DEVICE void run_items(Thread& thread) {
+template <class Kernel>
+RNNKERN_DEVICE void run_grid(const typename Kernel::Problem& problem) {
+  typename Kernel::Tile tile;
+  typename Kernel::Values own;
+  Kernel thread(problem, tile, own);
+  thread.begin();
   const auto steps = [&](int set) { return thread.steps(set); };
   GridItem item{0, 0}, next = GridPlace::after(item, steps);
   auto rows = thread.rows_of(item), ahead = thread.rows_of(next);
-  if (GridThread<S>::has()) thread.fetch(item, rows);
+  if (Kernel::Thread::has()) thread.fetch(item, rows);
   RNNKERN_ROLLED
   while (item.step < thread.steps(0)) {
     const GridItem latest = GridPlace::after(next, steps);
@@ -72,6 +78,7 @@ RNNKERN_DEVICE void run_items(Thread& thread) {
     rows = ahead;
     ahead = later;
   }
+  thread.end();
 }
 
 }  // namespace rnnkern

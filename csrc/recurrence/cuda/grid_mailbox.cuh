@@ -15,7 +15,7 @@
 // threads have read all words of step k - 1 and passed a block barrier. So no thread still reads step k - 1.
 #pragma once
 
-#include "recurrence/cuda/problem.h"
+#include "recurrence/cuda/block_tile.cuh"
 
 namespace rnnkern {
 
@@ -36,25 +36,14 @@ struct GridThread {
   RNNKERN_DEVICE static int column() { return 2 * (device::thread() / (2 * units)) + device::thread() % 2; }
 };
 
-RNNKERN_DEVICE uint32_t cell_of(float own) {
-  uint32_t bits;
-  std::memcpy(&bits, &own, 4);
-  return bits;
-}
-
-// A cell of two units: this thread's and that of its neighbour.
-template <class S>
-RNNKERN_DEVICE uint32_t cell_of(S own) {
-  const uint32_t bits = own.bits, other = device::shuffle_xor(bits, 2);
-  return device::lane() & 2 ? other | bits << 16 : bits | other << 16;
-}
-
 // Writes the words of this member; called by all threads that have a value, in whole warps.
 template <class S>
 RNNKERN_DEVICE void publish(device::Word16* to, S own, uint32_t tag) {
   constexpr int apart = grid_units<S> / 4;  // distance in lanes between consecutive cells of a column
   const int lane = device::lane(), word = lane / apart % 8;
-  const uint32_t cell = cell_of(own), low = device::shuffle(cell, lane + 4 * apart);
+  // In 16-bit types a cell has two units: this thread's and that of its neighbour.
+  const uint32_t cell = sizeof(S) == 4 ? bits_of(own) : pair_of_lanes(bits_of(own), 2);
+  const uint32_t low = device::shuffle(cell, lane + 4 * apart);
   const uint32_t extra = device::shuffle(cell, lane + ((word == 0 ? 3 : 7) - word) * apart);
   const bool first = apart == 2 || (lane & 2) == 0;  // the first of the lanes that have this cell
   if (word < 3 && first) device::store_relaxed(to + 3 * GridThread<S>::column() + word, {cell, low, extra, tag});

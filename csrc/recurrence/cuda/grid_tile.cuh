@@ -10,7 +10,6 @@
 //   multiply(words, tag, scratch, partials)
 #pragma once
 
-#include "recurrence/cuda/block_tile.cuh"
 #include "recurrence/cuda/grid_mailbox.cuh"
 
 namespace rnnkern {
@@ -47,7 +46,7 @@ struct GridPartials {
 template <class S, int tiles_, int budget>
 struct GridMma {
   static constexpr int tiles = tiles_, kept = budget / tiles, flight = 8;
-  static constexpr int chains = MmaChains<tiles, 4>::chains;
+  static constexpr int chains = mma_chains(tiles, 4);
   static constexpr int64_t scratch = 0;
 
   RNNKERN_HOST_DEVICE static int64_t shared_size(int slices) {
@@ -104,13 +103,9 @@ struct GridMma {
     }
     RNNKERN_ROLLED
     for (int n = rounds * flight; n < count; n += flight) multiply_round<false>(c, reader, n);
+    add_chains(c);
     RNNKERN_UNROLL
     for (int m = 0; m < tiles; ++m) {
-      RNNKERN_UNROLL
-      for (int chain = 1; chain < chains; ++chain) {
-        RNNKERN_UNROLL
-        for (int i = 0; i < 4; ++i) c[0][m][i] += c[chain][m][i];
-      }
       GridPartials<S>::give(partials, tiles, m, 0, c[0][m][0], c[0][m][1]);
       GridPartials<S>::give(partials, tiles, m, 1, c[0][m][2], c[0][m][3]);
     }
@@ -131,9 +126,7 @@ struct GridMma {
         if (registers && n + f < kept) {
           device::mma(c[f % chains][m], a[n + f < kept ? n + f : 0][m], b[f], S());
         } else {
-          const device::Word16 word = rest[((n + f - kept) * tiles + m) * grid_threads];
-          const uint32_t own[4] = {word.x, word.y, word.z, word.w};
-          device::mma(c[f % chains][m], own, b[f], S());
+          mma(c[f % chains][m], rest[((n + f - kept) * tiles + m) * grid_threads], b[f], S());
         }
       }
     }

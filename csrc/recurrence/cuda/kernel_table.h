@@ -14,7 +14,6 @@
 #include "recurrence/cuda/kernels.h"
 #include "recurrence/cuda/step.cuh"
 #include "recurrence/cuda/step_normalised.cuh"
-#include "recurrence/cuda/step_projected.cuh"
 
 namespace rnnkern {
 

@@ -23,6 +23,13 @@ RNNKERN_DEVICE A old_weight(const StepNoise<A>& noise, int s, int64_t t, int64_t
   return hits(*noise.seed, noise.below[s], zoneout_stream(s), t, b, unit, units) ? A(1) : A(0);
 }
 
+// The new value of state s after zoneout, at the step of `noise`.
+template <class A>
+RNNKERN_DEVICE A mix(const StepNoise<A>& noise, int s, int64_t b, int64_t unit, int64_t units, A old, A next) {
+  const A weight = old_weight(noise, s, noise.t, b, unit, units);
+  return noise.seed ? weight > 0 ? old : next : weight * old + (A(1) - weight) * next;
+}
+
 // Applies the dropout mask to an input of R, or to a gradient that comes from R. `index` is the unit's index in (B, H).
 template <class A>
 RNNKERN_DEVICE A drop(const StepNoise<A>& noise, int64_t index, A value) {

@@ -12,14 +12,27 @@ constexpr int step_threads = 256;
 
 RNNKERN_DEVICE int64_t global_thread() { return int64_t(device::block()) * step_threads + device::thread(); }
 
-template <class Cell, class S, bool noisy>
-struct StepForwardKernel {
-  using Problem = StepForward<S>;
+// What these kernels have in common.
+template <class P>
+struct StepKernel {
+  using Problem = P;
   static constexpr char header[] = "recurrence/cuda/step.cuh";
-  using A = Arithmetic<S>;
   static constexpr int threads = step_threads;
+};
 
-  RNNKERN_DEVICE static void run(const Problem& p) {
+// Stores the new h of one unit, and after dropout as the input of the next product. `index` is the unit's index in
+// (B, H).
+template <bool noisy, class P, class S>
+RNNKERN_DEVICE void store_h(const P& p, int64_t index, S h) {
+  if (p.h) p.h[index] = h;
+  if (p.x) p.x[index] = noisy ? device::narrow<S>(drop(p.noise, index, widen(h))) : h;
+}
+
+template <class Cell, class S, bool noisy>
+struct StepForwardKernel : StepKernel<StepForward<S>> {
+  using A = Arithmetic<S>;
+
+  RNNKERN_DEVICE static void run(const StepForward<S>& p) {
     const int64_t index = global_thread();
     if (index >= p.rows * p.hidden) return;
     const int64_t row = index / p.hidden, column = index % p.hidden;
@@ -59,17 +72,14 @@ struct StepForwardKernel {
       if (p.candidates) p.candidates[index] = next[0];
       RNNKERN_UNROLL
       for (int s = first_state; s < Cell::states; ++s) {
-        const A weight = old_weight(p.noise, s, p.noise.t, row, column, p.hidden);
-        next[s] = p.noise.seed ? weight > 0 ? old[s] : next[s] : weight * old[s] + (A(1) - weight) * next[s];
+        next[s] = mix(p.noise, s, row, column, p.hidden, old[s], next[s]);
       }
     }
     RNNKERN_UNROLL
     for (int s = first_state; s < Cell::states; ++s) {
       if (p.next[s]) p.next[s][index] = next[s];
     }
-    const S h = device::narrow<S>(next[0]);
-    if (p.h) p.h[index] = h;
-    if (p.x) p.x[index] = noisy ? device::narrow<S>(drop(p.noise, index, widen(h))) : h;
+    store_h<noisy>(p, index, device::narrow<S>(next[0]));
     RNNKERN_UNROLL
     for (int s = 1; s < Cell::states; ++s) {
       if (p.cells[s]) p.cells[s][index] = next[s];
@@ -95,30 +105,20 @@ RNNKERN_DEVICE Arithmetic<S> through_R(const StepBackward<S>& p, int64_t t, int6
 }
 
 template <class Cell, class S, bool noisy>
-struct StepBackwardKernel {
-  using Problem = StepBackward<S>;
-  static constexpr char header[] = "recurrence/cuda/step.cuh";
+struct StepBackwardKernel : StepKernel<StepBackward<S>> {
   using A = Arithmetic<S>;
-  static constexpr int threads = step_threads;
 
-  RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::recurrent + 1],
-                                  int last, int64_t b, int64_t head, int64_t unit, int64_t d) {
-    const int64_t hidden = p.sequence.hidden;
+  template <int last>
+  RNNKERN_DEVICE static void give(const StepBackward<S>& p, const A* du, const A* dr, int64_t b, int64_t head,
+                                  int64_t unit, int64_t d) {
+    store_gradients<Cell, S, 0, last>(p, p.row + b, p.here + b, head, unit, d, du, dr);
     RNNKERN_UNROLL
-    for (int g = 0; g < Cell::recurrent; ++g) {
-      if (g >= last) continue;
-      const S rounded = device::narrow<S>(dr[g]);
-      if (p.dr) p.dr[((head * p.rows + p.here + b) * Cell::recurrent + g) * d + unit] = rounded;
-      p.step_dr[((head * p.alive + b) * Cell::recurrent + g) * d + unit] = rounded;
-    }
-    RNNKERN_UNROLL
-    for (int g = 0; g < Cell::gates; ++g) {
-      if (g >= gates_of_u<Cell>(last)) continue;
-      p.du[((p.row + b) * Cell::gates + g) * hidden + head * d + unit] = device::narrow<S>(du[g]);
+    for (int g = 0; g < last; ++g) {
+      p.step_dr[((head * p.alive + b) * Cell::recurrent + g) * d + unit] = device::narrow<S>(dr[g]);
     }
   }
 
-  RNNKERN_DEVICE static void run(const Problem& p) {
+  RNNKERN_DEVICE static void run(const StepBackward<S>& p) {
     const int64_t index = global_thread(), hidden = p.sequence.hidden;
     if (index >= p.threads * hidden) return;
     const int64_t b = index / hidden, column = index % hidden;
@@ -159,7 +159,7 @@ struct StepBackwardKernel {
           RNNKERN_UNROLL
           for (int s = 0; s < Cell::states; ++s) grad[s] += kept[s];
         }
-        give(p, du, dr, Cell::recurrent, b, head, unit, d);
+        give<Cell::recurrent>(p, du, dr, b, head, unit, d);
         RNNKERN_UNROLL
         for (int i = 0; i < Cell::params; ++i) p.dparams[i][index] += dparams[i];
         if constexpr (Cell::projected) {
@@ -178,11 +178,56 @@ struct StepBackwardKernel {
         Cell::prepare_backward(input.save, old, doperand, grad, du, dr, operand);
         p.operand[(head * p.rows + p.here + b) * d + unit] =
             device::narrow<S>(noisy ? drop(p.noise, index, operand) : operand);
-        give(p, du, dr, Cell::first_gates, b, head, unit, d);
+        give<Cell::first_gates>(p, du, dr, b, head, unit, d);
       }
     }
     RNNKERN_UNROLL
     for (int s = first_state; s < Cell::states; ++s) p.carry[s][index] = grad[s];
+  }
+};
+
+// The kernels around the projection of h, one column of h of one row per thread. Forward: zoneout and dropout of the
+// projected h. Backward: its gradient.
+template <class S, bool noisy>
+struct StepProjectedKernel : StepKernel<StepProjected<S>> {
+  using A = Arithmetic<S>;
+
+  RNNKERN_DEVICE static void run(const StepProjected<S>& p) {
+    const int64_t index = global_thread();
+    if (index >= p.rows * p.width) return;
+    const int64_t row = index / p.width, column = index % p.width;
+    A h = widen(p.product[index]);
+    if constexpr (noisy) {
+      const A old = p.reset && p.reset[row] ? A(0) : p.state[index];
+      h = mix(p.noise, 0, row, column, p.width, old, h);
+    }
+    p.state[index] = h;
+    store_h<noisy>(p, index, device::narrow<S>(h));
+  }
+};
+
+template <class S, bool noisy>
+struct StepProjectedBackwardKernel : StepKernel<StepBackward<S>> {
+  using A = Arithmetic<S>;
+
+  RNNKERN_DEVICE static void run(const StepBackward<S>& p) {
+    const int64_t index = global_thread(), width = p.sequence.hidden;
+    if (index >= p.threads * width) return;
+    const int64_t b = index / width, column = index % width;
+    A grad = p.carry[0][index];
+    if (finishes(p, b)) {
+      grad += through_R<noisy>(p, p.finished, b, index, p.from_R[index]);
+      if (p.sequence.resets(p.finished, b)) grad = A(0);
+    }
+    if (p.t >= 0 && b < p.alive) {
+      if (p.grad_h) grad += widen(p.grad_h[(p.row + b) * width + column]);
+      A kept = 0;  // the rest of the gradient passes through W_hr
+      if constexpr (noisy) kept = old_weight(p.noise, 0, p.t, b, column, width) * grad;
+      const S dh = device::narrow<S>(grad - kept);
+      p.dh[(p.here + b) * width + column] = p.step_dh[index] = dh;
+      grad = kept;
+    }
+    p.carry[0][index] = grad;
   }
 };
 
@@ -200,12 +245,8 @@ RNNKERN_DEVICE int64_t step_of(const Sequence& seq, int64_t first, int64_t row) 
 }
 
 template <class S, class T>
-struct PreviousKernel {
-  using Problem = Previous<S, T>;
-  static constexpr char header[] = "recurrence/cuda/step.cuh";
-  static constexpr int threads = step_threads;
-
-  RNNKERN_DEVICE static void run(const Problem& p) {
+struct PreviousKernel : StepKernel<Previous<S, T>> {
+  RNNKERN_DEVICE static void run(const Previous<S, T>& p) {
     const Sequence& seq = p.sequence;
     const int64_t index = global_thread();
     if (index >= p.rows * seq.hidden) return;
@@ -227,13 +268,10 @@ struct PreviousKernel {
 };
 
 template <class S>
-struct MaskKernel {
-  using Problem = Mask<S>;
-  static constexpr char header[] = "recurrence/cuda/step.cuh";
+struct MaskKernel : StepKernel<Mask<S>> {
   using A = Arithmetic<S>;
-  static constexpr int threads = step_threads;
 
-  RNNKERN_DEVICE static void run(const Problem& p) {
+  RNNKERN_DEVICE static void run(const Mask<S>& p) {
     const int64_t index = global_thread();
     if (index >= p.batch * p.hidden) return;
     const int64_t b = index / p.hidden, unit = index % p.hidden;
@@ -242,12 +280,8 @@ struct MaskKernel {
 };
 
 template <class S>
-struct DropKernel {
-  using Problem = Drop<S>;
-  static constexpr char header[] = "recurrence/cuda/step.cuh";
-  static constexpr int threads = step_threads;
-
-  RNNKERN_DEVICE static void run(const Problem& p) {
+struct DropKernel : StepKernel<Drop<S>> {
+  RNNKERN_DEVICE static void run(const Drop<S>& p) {
     const Sequence& seq = p.sequence;
     const int64_t index = global_thread();
     if (index >= p.rows * seq.hidden) return;
@@ -259,12 +293,8 @@ struct DropKernel {
 };
 
 template <class S>
-struct AccumulateKernel {
-  using Problem = Accumulate<S>;
-  static constexpr char header[] = "recurrence/cuda/step.cuh";
-  static constexpr int threads = step_threads;
-
-  RNNKERN_DEVICE static void run(const Problem& p) {
+struct AccumulateKernel : StepKernel<Accumulate<S>> {
+  RNNKERN_DEVICE static void run(const Accumulate<S>& p) {
     const int64_t index = global_thread();
     if (index >= p.count) return;
     p.to[index / p.inner * p.stride + index % p.inner] += widen(p.from[index]);

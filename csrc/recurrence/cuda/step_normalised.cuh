@@ -83,15 +83,10 @@ struct NormalisedStepForwardKernel {
     const int64_t index = row * p.hidden + unit;
     RNNKERN_UNROLL
     for (int s = 0; s < Cell::states; ++s) {
-      if constexpr (noisy) {
-        const A weight = old_weight(p.noise, s, p.noise.t, row, unit, p.hidden);
-        next[s] = p.noise.seed ? weight > 0 ? old[s] : next[s] : weight * old[s] + (A(1) - weight) * next[s];
-      }
+      if constexpr (noisy) next[s] = mix(p.noise, s, row, unit, p.hidden, old[s], next[s]);
       p.next[s][index] = next[s];
     }
-    const S h = device::narrow<S>(next[0]);
-    p.h[index] = h;
-    p.x[index] = noisy ? device::narrow<S>(drop(p.noise, index, widen(h))) : h;
+    store_h<noisy>(p, index, device::narrow<S>(next[0]));
     if constexpr (Cell::states > 1) {
       if (p.cells[1]) p.cells[1][index] = next[1];
     }
