@@ -13,11 +13,7 @@ struct ForwardKernel {
   using Rows = SharedLayout<T, parts, each, 1>;
   static constexpr int threads = warp_size, least_blocks = 1;
 
-  static int64_t bytes() {
-    device::SharedArena arena{nullptr};
-    Rows::carve(arena);
-    return arena.used;
-  }
+  static int64_t bytes() { return device::bytes_of<Rows>(); }
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     device::SharedArena arena{device::shared_memory()};
