@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <type_traits>
+#include <vector>
 
 #include "common/caching_allocator.h"
 #include "common/team.h"
@@ -55,6 +56,15 @@ void run_parts(KernelOfParts<Problem> kernel, Problem problem, int64_t parts, bo
     mine.workspace += me.rank * workspace;
     kernel.run(mine, me.share(parts), ThreadContext{0, 1, nullptr});
   });
+}
+
+// to (width,) = the sum over `count` rows, in their order, so that it does not depend on the number of threads.
+template <class Sum, class T>
+void sum_rows(const T* rows, int64_t count, int64_t width, T* to) {
+  std::vector<Sum> sums(width, 0);
+  for (int64_t row = 0; row < count; ++row)
+    for (int64_t k = 0; k < width; ++k) sums[k] += rows[row * width + k];
+  for (int64_t k = 0; k < width; ++k) to[k] = T(sums[k]);
 }
 
 }  // namespace rnnkern

@@ -19,4 +19,17 @@ struct Rows {
   RNNKERN_HOST_DEVICE bool resets(int64_t t, int64_t b) const { return reset && reset[t * batch + b]; }
 };
 
+// Sequences of heads, in either direction.
+struct Sequence : Rows {
+  int64_t heads;  // K
+  bool reverse;
+
+  RNNKERN_HOST_DEVICE int64_t head_size() const { return hidden / heads; }
+  RNNKERN_HOST_DEVICE int64_t length(int64_t b) const { return b >= batch ? 0 : Rows::length(b); }
+  // The step before step t in a sequence of this length, or -1 for the initial state.
+  RNNKERN_HOST_DEVICE int64_t before(int64_t t, int64_t length) const {
+    return !reverse ? t - 1 : t + 1 < length ? t + 1 : -1;
+  }
+};
+
 }  // namespace rnnkern::cuda

@@ -37,7 +37,7 @@ namespace rnnkern::device {
 RNNKERN_DEVICE int lane() { return thread() % warp_size; }
 RNNKERN_DEVICE int warp() { return thread() / warp_size; }
 
-// Divides shared memory into 16-byte aligned arrays. Launch plans use it with a null base to compute the size, `used`.
+// Divides shared memory into 16-byte aligned arrays.
 struct SharedArena {
   char* base;
   int64_t used = 0;
@@ -49,5 +49,13 @@ struct SharedArena {
     return array;
   }
 };
+
+// The size of the shared memory that Layout::carve divides, for launch plans.
+template <class Layout, class... Sizes>
+int64_t bytes_of(Sizes... sizes) {
+  SharedArena arena{nullptr};
+  Layout::carve(arena, sizes...);
+  return arena.used;
+}
 
 }  // namespace rnnkern::device

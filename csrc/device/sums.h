@@ -1,4 +1,4 @@
-// Sums over a warp with the primitives, always in the same order.
+// Sums over lanes of a warp with the primitives, always in the same order.
 #pragma once
 
 #include <cstring>
@@ -23,11 +23,17 @@ RNNKERN_DEVICE T shuffle_xor_any(T x, int mask) {
   return by_words(x, [=](uint32_t word) { return shuffle_xor(word, mask); });
 }
 
+// Over groups of neighbouring lanes: all of a group get its sum.
+template <int lanes, class T>
+RNNKERN_DEVICE T group_sum(T x) {
+  RNNKERN_UNROLL
+  for (int mask = lanes / 2; mask > 0; mask /= 2) x += shuffle_xor_any(x, mask);
+  return x;
+}
+
 template <class T>
 RNNKERN_DEVICE T warp_sum(T x) {
-  RNNKERN_UNROLL
-  for (int mask = warp_size / 2; mask > 0; mask /= 2) x += shuffle_xor_any(x, mask);
-  return x;
+  return group_sum<warp_size>(x);
 }
 
 }  // namespace rnnkern::device

@@ -22,7 +22,7 @@ OTHERS = {
     "relevancy::HistoryKernel",
     *(
         f"relevancy::{name}Kernel<{S}>"
-        for name in ("StepwiseAttentionForward", "StepwiseAttentionBackward", "Remember", "Leave", "Previous", "Add")
+        for name in ("StepwiseAttentionForward", "StepwiseAttentionBackward", "Remember", "Leave")
         for S in EXACT
     ),
     *(

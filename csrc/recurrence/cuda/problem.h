@@ -13,21 +13,9 @@
 
 namespace rnnkern {
 
-using cuda::GridSize;
+using cuda::GridSize, cuda::Sequence;
 using device::Arithmetic;
 using device::widen;
-
-struct Sequence : cuda::Rows {
-  int64_t heads;  // K
-  bool reverse;
-
-  RNNKERN_HOST_DEVICE int64_t head_size() const { return hidden / heads; }
-  RNNKERN_HOST_DEVICE int64_t length(int64_t b) const { return b >= batch ? 0 : Rows::length(b); }
-  // The step before step t in a sequence of this length, or -1 for the initial state.
-  RNNKERN_HOST_DEVICE int64_t before(int64_t t, int64_t length) const {
-    return !reverse ? t - 1 : t + 1 < length ? t + 1 : -1;
-  }
-};
 
 template <class S>
 struct BlockForward {
@@ -159,16 +147,6 @@ struct StepBackward : RangeBackward<S> {
   StepNoise<Arithmetic<S>> noise;
 };
 
-// previous (K, rows, D), of the steps from `first` on: the state before each row, zero after a reset.
-template <class S, class T>
-struct Previous {
-  Sequence sequence;
-  int64_t first, rows;
-  const T* h;      // (all rows, H)
-  const S* state;  // (B, H)
-  T* previous;
-};
-
 // The dropout mask (B, H): 0 where a draw is below the threshold, else `scale`.
 template <class S>
 struct Mask {
@@ -187,14 +165,6 @@ struct Drop {
   const Arithmetic<S>* mask;
   const S* from;
   S* to;  // may be `from`
-};
-
-// to[o * stride + i] += from[o * inner + i], for i < inner, o * inner + i < count.
-template <class S>
-struct Accumulate {
-  int64_t count, inner, stride;
-  const S* from;
-  Arithmetic<S>* to;
 };
 
 }  // namespace rnnkern

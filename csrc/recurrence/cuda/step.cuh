@@ -3,14 +3,11 @@
 #pragma once
 
 #include "cells/list.h"
+#include "cuda/elements.cuh"
 #include "recurrence/cuda/block_backward.cuh"
 #include "recurrence/cuda/noise.cuh"
 
 namespace rnnkern {
-
-constexpr int step_threads = 256;
-
-RNNKERN_DEVICE int64_t global_thread() { return int64_t(device::block()) * step_threads + device::thread(); }
 
 // What these kernels have in common.
 template <class P>
@@ -231,42 +228,6 @@ struct StepProjectedBackwardKernel : StepKernel<StepBackward<S>> {
   }
 };
 
-// The step of a row, from `first` on.
-RNNKERN_DEVICE int64_t step_of(const Sequence& seq, int64_t first, int64_t row) {
-  if (!seq.offsets) return row / seq.batch;
-  int64_t t = first;
-  for (int64_t low = first, high = seq.count; low < high;) {  // the last step whose first row is not after the row
-    const int64_t middle = (low + high) / 2;
-    const bool begun = seq.offsets[middle] <= row;
-    t = begun ? middle : t;
-    (begun ? low : high) = begun ? middle + 1 : middle;
-  }
-  return t;
-}
-
-template <class S, class T>
-struct PreviousKernel : StepKernel<Previous<S, T>> {
-  RNNKERN_DEVICE static void run(const Previous<S, T>& p) {
-    const Sequence& seq = p.sequence;
-    const int64_t index = global_thread();
-    if (index >= p.rows * seq.hidden) return;
-    const int64_t here = index / seq.hidden, column = index % seq.hidden, row = seq.offset(p.first) + here;
-    const int64_t t = step_of(seq, p.first, row), b = row - seq.offset(t);
-    const int64_t before = seq.before(t, seq.length(b)), d = seq.head_size();
-    T h{};
-    if (!seq.resets(t, b)) {
-      if (before >= 0) {
-        h = p.h[(seq.offset(before) + b) * seq.hidden + column];
-      } else if constexpr (sizeof(S) == sizeof(T)) {  // the same type
-        h = p.state[b * seq.hidden + column];
-      } else {
-        h = widen(p.state[b * seq.hidden + column]);
-      }
-    }
-    p.previous[(column / d * p.rows + here) * d + column % d] = h;
-  }
-};
-
 template <class S>
 struct MaskKernel : StepKernel<Mask<S>> {
   using A = Arithmetic<S>;
@@ -289,15 +250,6 @@ struct DropKernel : StepKernel<Drop<S>> {
     const int64_t b = row - seq.offset(step_of(seq, p.first, row)), d = seq.head_size();
     const int64_t element = (column / d * p.rows + here) * d + column % d;
     p.to[element] = device::narrow<S>(widen(p.from[element]) * p.mask[b * seq.hidden + column]);
-  }
-};
-
-template <class S>
-struct AccumulateKernel : StepKernel<Accumulate<S>> {
-  RNNKERN_DEVICE static void run(const Accumulate<S>& p) {
-    const int64_t index = global_thread();
-    if (index >= p.count) return;
-    p.to[index / p.inner * p.stride + index % p.inner] += widen(p.from[index]);
   }
 };
 

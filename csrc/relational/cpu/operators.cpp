@@ -70,9 +70,8 @@ struct Call {
 
   OptionalTensor like(const OptionalTensor& given, const char* argument, std::vector<int64_t> sizes) const {
     if (!given) return given;
-    bool fits = given->dim() == int64_t(sizes.size()) && given->scalar_type() == x.scalar_type();
-    for (size_t k = 0; fits && k < sizes.size(); ++k) fits = given->size(int64_t(k)) == sizes[k];
-    require(fits, argument, "must be of the sizes and the dtype that go with `x`");
+    require(given->sizes().equals(sizes) && given->scalar_type() == x.scalar_type(), argument,
+            "must be of the sizes and the dtype that go with `x`");
     return dense(*given);
   }
 
@@ -169,14 +168,10 @@ Tensors similarity_backward_cpu(OptionalTensor grad_R, OptionalTensor grad_score
                                         .grad_weight = each ? write<T>(*each) : nullptr,
                                         .grad_bias = each ? write<T>(*each) + parts * d : nullptr};
     call.run(kernels_in_use<SimilarityKernels<T>>().backward, problem, parts);
-    std::vector<double> sums(d);
     for (int64_t which = 0; each && which < 2; ++which)
-      for (int64_t row = 0; row < parts / pieces; ++row) {  // in a fixed order
-        sums.assign(d, 0);
-        for (int64_t piece = row * pieces; piece < (row + 1) * pieces; ++piece)
-          for (int64_t k = 0; k < d; ++k) sums[k] += read<T>(*each)[(which * parts + piece) * d + k];
-        for (int64_t k = 0; k < d; ++k) write<T>(results[2 + which])[row * d + k] = T(sums[k]);
-      }
+      for (int64_t row = 0; row < parts / pieces; ++row)
+        sum_rows<double>(read<T>(*each) + (which * parts + row * pieces) * d, pieces, d,
+                         write<T>(results[2 + which]) + row * d);
     return results;
   });
 }

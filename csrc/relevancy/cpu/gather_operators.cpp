@@ -27,6 +27,12 @@ GatherSizes check(Tensor& q, Tensor& u, Tensor& h, Tensor& idx, Tensor& v) {
   return {batch, q.size(1), u.size(1), idx.size(2), hidden, batch / groups};
 }
 
+template <class T>
+GatherProblem<T> problem_of(const GatherSizes& sizes, bool dot, const Tensor& q, const Tensor& u, const Tensor& h,
+                            const Tensor& idx, const Tensor& v) {
+  return {sizes, dot, read<T>(q), read<T>(u), read<T>(h), read<T>(v), read<int32_t>(idx), nullptr};
+}
+
 // Threads take separate parts if there are enough of them.
 template <class Problem>
 void run(KernelOfParts<Problem> kernel, const Problem& problem, int64_t parts, const Tensor& like) {
@@ -47,16 +53,9 @@ Tensors gather_attention_cpu(Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v,
     if (weights) results.push_back(empty_of_sizes(q, idx, q.scalar_type()));
     if (!q.numel()) return results;
     count_kernel("gather_attention/cpu", "forward", q);
-    const GatherForward<T> problem{.sizes = sizes,
-                                   .dot = dot,
-                                   .q = read<T>(q),
-                                   .u = read<T>(u),
-                                   .h = read<T>(h),
-                                   .v = read<T>(v),
-                                   .idx = read<int32_t>(idx),
-                                   .out = write<T>(results[0]),
-                                   .lse = training ? write<T>(results[1]) : nullptr,
-                                   .weights = weights ? write<T>(results.back()) : nullptr};
+    const GatherForward<T> problem{problem_of<T>(sizes, dot, q, u, h, idx, v), write<T>(results[0]),
+                                   training ? write<T>(results[1]) : nullptr,
+                                   weights ? write<T>(results.back()) : nullptr};
     run(kernels_in_use<GatherKernels<T>>().forward, problem, sizes.batch * sizes.steps, q);
     return results;
   });
@@ -78,23 +77,17 @@ Tensors gather_attention_backward_cpu(Tensor grad, Tensor q, Tensor u, Tensor h,
     if (!sizes.batch || !sizes.hidden) return results;
     count_kernel("gather_attention/cpu", "backward", q);
     const Tensor each = empty(q, {sizes.batch, sizes.hidden});
-    const GatherBackward<T> problem{.sizes = sizes,
-                                    .dot = dot,
-                                    .q = read<T>(q),
-                                    .u = read<T>(u),
-                                    .h = read<T>(h),
-                                    .v = read<T>(v),
-                                    .idx = read<int32_t>(idx),
-                                    .grad = read<T>(grad),
-                                    .lse = read<T>(lse),
-                                    .grad_q = write<T>(results[0]),
-                                    .grad_u = write<T>(results[1]),
-                                    .grad_h = write<T>(results[2]),
-                                    .grad_v = write<T>(each)};
+    const GatherBackward<T> problem{problem_of<T>(sizes, dot, q, u, h, idx, v),
+                                    read<T>(grad),
+                                    read<T>(lse),
+                                    write<T>(results[0]),
+                                    write<T>(results[1]),
+                                    write<T>(results[2]),
+                                    write<T>(each)};
     run(kernels_in_use<GatherKernels<T>>().backward, problem, sizes.batch, q);
-    for (int64_t b = 0; b < sizes.batch; ++b)  // in a fixed order
-      for (int64_t k = 0; k < sizes.hidden; ++k)
-        write<T>(results[3])[b / sizes.share * sizes.hidden + k] += read<T>(each)[b * sizes.hidden + k];
+    for (int64_t group = 0; group < v.size(0); ++group)
+      sum_rows<T>(read<T>(each) + group * sizes.share * sizes.hidden, sizes.share, sizes.hidden,
+                  write<T>(results[3]) + group * sizes.hidden);
     return results;
   });
 }

@@ -15,25 +15,24 @@ struct GatherSizes {
 };
 
 template <class T>
-struct GatherForward {
+struct GatherProblem {
   GatherSizes sizes;
   bool dot;
   const T *q, *u, *h, *v;
   const int32_t* idx;
-  T *out, *lse, *weights;  // the last two may be null
   T* workspace;
 };
 
 template <class T>
-struct GatherBackward {
-  GatherSizes sizes;
-  bool dot;
-  const T *q, *u, *h, *v;
-  const int32_t* idx;
+struct GatherForward : GatherProblem<T> {
+  T *out, *lse, *weights;  // the last two may be null
+};
+
+template <class T>
+struct GatherBackward : GatherProblem<T> {
   const T *grad, *lse;
   T *grad_q, *grad_u, *grad_h;
   T* grad_v;  // (B, n): per sample
-  T* workspace;
 };
 
 // Parts are rows in the forward, samples in the backward.

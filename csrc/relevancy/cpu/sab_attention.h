@@ -26,6 +26,14 @@ struct SabTile {
 };
 static_assert(sab_tile == 4);
 
+// Either direction.
+template <class Sample, class Call>
+void process(const Call& call, Range samples, ThreadContext me) {
+  auto tile = lay_out<SabTile<Sample>>(call, me);
+  for (int64_t b = samples.begin; b < samples.end; b += sab_tile)
+    process_tile(call, tile.samples, b, int(smaller(sab_tile, samples.end - b)));
+}
+
 // to = from * matrix, for the first samples of a tile.
 template <class T, class Sample>
 void multiply(int samples, const Sample* of, T* Sample::* from, const SabPacked<T>& matrix, T* Sample::* to) {

@@ -210,7 +210,7 @@ struct SabBackwardSample {
 };
 
 template <class T>
-void backward_tile(const SabBackward<T>& call, SabBackwardSample<T>* samples, int64_t first, int count) {
+void process_tile(const SabBackward<T>& call, SabBackwardSample<T>* samples, int64_t first, int count) {
   using Sample = SabBackwardSample<T>;
   for (int s = 0; s < count; ++s) samples[s].start(first + s);
   int alive = 0;
@@ -229,13 +229,6 @@ void backward_tile(const SabBackward<T>& call, SabBackwardSample<T>* samples, in
     for (int s = 0; s < alive; ++s) samples[s].leave_step(t);
   }
   for (int s = 0; s < count; ++s) samples[s].finish();
-}
-
-template <class T>
-void backward(const SabBackward<T>& call, Range samples, ThreadContext me) {
-  auto tile = lay_out<SabTile<SabBackwardSample<T>>>(call, me);
-  for (int64_t b = samples.begin; b < samples.end; b += sab_tile)
-    backward_tile(call, tile.samples, b, int(smaller(sab_tile, samples.end - b)));
 }
 
 }  // namespace

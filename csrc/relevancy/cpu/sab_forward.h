@@ -82,7 +82,7 @@ struct SabForwardSample {
 };
 
 template <class T>
-void forward_tile(const SabForward<T>& call, SabForwardSample<T>* samples, int64_t first, int count) {
+void process_tile(const SabForward<T>& call, SabForwardSample<T>* samples, int64_t first, int count) {
   using Sample = SabForwardSample<T>;
   for (int s = 0; s < count; ++s) samples[s].begin(first + s);
   int alive = count;
@@ -98,13 +98,6 @@ void forward_tile(const SabForward<T>& call, SabForwardSample<T>* samples, int64
     for (int s = 0; s < alive; ++s) samples[s].attend(row + s);
   }
   for (int s = 0; s < count; ++s) samples[s].finish();
-}
-
-template <class T>
-void forward(const SabForward<T>& call, Range samples, ThreadContext me) {
-  auto tile = lay_out<SabTile<SabForwardSample<T>>>(call, me);
-  for (int64_t b = samples.begin; b < samples.end; b += sab_tile)
-    forward_tile(call, tile.samples, b, int(smaller(sab_tile, samples.end - b)));
 }
 
 }  // namespace

@@ -12,10 +12,12 @@ namespace rnnkern {
 template <class T>
 template <SimdLevel>
 SabKernels<T> SabKernels<T>::at() {
+  using Forward = SabForwardSample<T>;
+  using Backward = SabBackwardSample<T>;
   return {Packed<T>::size,
           rnnkern::pack<T>,
-          {rnnkern::forward<T>, workspace_size<SabTile<SabForwardSample<T>>>},
-          {rnnkern::backward<T>, workspace_size<SabTile<SabBackwardSample<T>>>}};
+          {process<Forward>, workspace_size<SabTile<Forward>>},
+          {process<Backward>, workspace_size<SabTile<Backward>>}};
 }
 
 template SabKernels<float> SabKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();

@@ -156,15 +156,6 @@ Tensor former_states(const Arguments& given, const Tensor& out) {
   return made;
 }
 
-// Sums over samples in a fixed order, so that the result does not depend on the number of threads.
-template <class T>
-void sum_samples(const Tensor& of_each, const Tensor& sum) {
-  fill_zero(sum);
-  const int64_t batch = of_each.size(0), size = of_each.size(1);
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t j = 0; j < size; ++j) write<T>(sum)[j] += read<T>(of_each)[b * size + j];
-}
-
 template <class T>
 Tensors backward(const Arguments& given, const OptionalTensor& grad_out, const Tensors& grad_state, const Tensor& out,
                  const Tensors& saved) {
@@ -216,7 +207,7 @@ Tensors backward(const Arguments& given, const OptionalTensor& grad_out, const T
   }
   product(dR, transposed(flat, 0, 1), before);
   if (given.bias) copy(d_bias, sum(flat, 0));
-  sum_samples<T>(d_w, sum_w);
+  sum_rows<T>(read<T>(d_w), batch, given.w.numel(), write<T>(sum_w));
   Tensors results = {du, dR, d_bias};
   if (given.mlp()) {
     const Tensor dW = empty_of_sizes(like, given.W), members = cached_empty(like, {rows + old, n}, dtype);

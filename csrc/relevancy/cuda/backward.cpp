@@ -11,10 +11,11 @@ namespace rnnkern::relevancy {
 namespace {
 
 template <class T>
-struct BackwardDriver : Driver<T> {
-  using Base = Driver<T>;
-  using Base::cell, Base::cleared, Base::hidden, Base::kernels, Base::layout, Base::made, Base::params, Base::plan;
-  using Base::first_slots, Base::relevant_size, Base::rows, Base::slots, Base::stream, Base::total, Base::U_a;
+struct BackwardDriver : Driver<T, BackwardCall> {
+  using Base = Driver<T, BackwardCall>;
+  using Base::cell, Base::cleared, Base::first, Base::grad_state, Base::hidden, Base::kernels, Base::layout, Base::made;
+  using Base::first_slots, Base::params, Base::plan, Base::relevant_size, Base::rows, Base::slots, Base::stream,
+      Base::total, Base::U_a;
 
   // A tensor for all events: those of the steps of this call, and those of the initial state.
   struct Parts {
@@ -24,43 +25,14 @@ struct BackwardDriver : Driver<T> {
     Events<T> events() const { return {write<T>(steps), write<T>(buffer), write<T>(relevant)}; }
   };
 
-  Tensor taken;
-  OptionalTensor kept_alpha, gates, cells;  // what the forward saved besides; empty if it did not
-  OptionalTensor grad_h, grad_s, dc;
+  OptionalTensor dc, dparams;
   Tensor du, ds;
-  Tensors grad_state, dparams;
   Parts values, keys, dh, dkeys;
   Tensor previous, queries, dv;
   Tensor occupants, starts;
   History history{};
 
-  BackwardDriver(const Arguments& arguments, const OptionalTensor& grad_h_, const OptionalTensor& grad_s_,
-                 const Tensors& grad_state_, const Tensor& h, const Tensor& s, const Tensors& saved_)
-      : Base(arguments, "h", h) {
-    const int64_t n = hidden, batch = rows.batch;
-    values = {this->sized("h", h, total * n), this->buffer, this->relevant};
-    previous = made({total, n});
-    const Tensor outputs = this->sized("s", s, total * n);
-    cuda::launch_elements<PreviousKernel<T>>(rows.count * batch * n,
-                                             {rows, read<T>(outputs), read<T>(this->s0), write<T>(previous)}, stream);
-    if (grad_h_) grad_h = this->sized("grad_h", *grad_h_, total * n);
-    if (grad_s_) grad_s = this->sized("grad_s", *grad_s_, total * n);
-    STD_TORCH_CHECK(grad_state_.empty() || grad_state_.size() == size_t(cell.states + 2),
-                    "relevancy_recurrence_backward: wrong `grad_state`");
-    const int64_t sizes[] = {n, n, slots * n, relevant_size * n};
-    for (size_t k = 0; k < grad_state_.size(); ++k) {
-      const int64_t each = sizes[k + (k > 0 ? 2 - cell.states : 0)];
-      grad_state.push_back(this->sized("grad_state", grad_state_[k], batch * each));
-    }
-    const size_t at = !this->keeps_all();
-    STD_TORCH_CHECK(saved_.size() == at + (cell.states > 1 ? 3 : 1), "relevancy_recurrence_backward: wrong `saved`");
-    if (!this->keeps_all()) kept_alpha = this->sized("saved", saved_[0], total * this->members());
-    taken = this->sized("saved", saved_[at], total, ScalarType::Int);
-    if (cell.states > 1) {
-      gates = this->sized("saved", saved_[at + 1], total * cell.saved * n);
-      cells = this->sized("saved", saved_[at + 2], total * n);
-    }
-  }
+  using Base::Base;
 
   // (B, n): a gradient of the final state, or zeros.
   Tensor carried(size_t index) const {
@@ -85,16 +57,20 @@ struct BackwardDriver : Driver<T> {
 
   Tensors run() {
     const int64_t n = hidden, batch = rows.batch;
+    values = {this->h, first.buffer, first.relevant};
+    previous = made({total, n});
+    cuda::launch_elements<PreviousKernel<T, T>>(
+        total * n, {{rows, 1, false}, 0, total, read<T>(this->s), read<T>(first.s), write<T>(previous)}, stream);
     const Tensor to_key = transposed(U_a, 0, 1);
     keys = {through(values.steps, to_key), through(values.buffer, to_key), through(values.relevant, to_key)};
     queries = through(previous, transposed(this->W_a, 0, 1));
     dh = like_events();
     dkeys = like_events();
-    du = this->rows_of(cell.gates * n);
+    du = empty(this->h, sizes_with(this->h, 1, {cell.gates * n}));
     ds = carried(0);
     if (cell.states > 1) dc = carried(1);
     dv = cleared({batch, n});
-    for (int i = 0; i < cell.params; ++i) dparams.push_back(cleared({batch, n}));
+    if (params) dparams = cleared({batch, n});
     recall();
     leave();
     count("relevancy_recurrence/cuda", "backward", cell.name, plan.name_of_backward());
@@ -114,12 +90,13 @@ struct BackwardDriver : Driver<T> {
     add(through(dkeys.buffer, U_a), dh.buffer);
     add(through(dkeys.relevant, U_a), dh.relevant);
     outputs.insert(outputs.end(), {dh.buffer, dh.relevant});
-    for (const Tensor& x : dparams) outputs.push_back(sum(x, 0));
+    if (dparams) outputs.push_back(sum(*dparams, 0));
     return outputs;
   }
 
   void add(const Tensor& from, const Tensor& to) const {
-    cuda::launch_elements<AddKernel<T>>(to.numel(), {to.numel(), read<T>(from), write<T>(to)}, stream);
+    const int64_t all = to.numel();
+    cuda::launch_elements<AccumulateKernel<T>>(all, {all, all, all, read<T>(from), write<T>(to)}, stream);
   }
 
   // Determines which event each slot held in every step.
@@ -129,10 +106,10 @@ struct BackwardDriver : Driver<T> {
     history = {*this,
                rows,
                first_slots,
-               read<int64_t>(this->buffer_ids),
-               read<int64_t>(this->ids),
-               read<int64_t>(this->time),
-               read<int32_t>(taken),
+               read<int64_t>(first.buffer_ids),
+               read<int64_t>(first.ids),
+               read<int64_t>(first.time),
+               read<int32_t>(this->taken),
                write<int32_t>(occupants),
                write<int32_t>(starts)};
     cuda::launch_elements<HistoryKernel>(rows.batch * (relevant_size > 0 ? relevant_size : 1), history, stream);
@@ -156,11 +133,11 @@ struct BackwardDriver : Driver<T> {
     attend.dh = dh.events();
     attend.dkeys = dkeys.events();
     attend.v = read<T>(this->v);
-    attend.grad_h = read<T>(grad_h);
-    attend.grad_s = read<T>(grad_s);
-    attend.alpha = read<T>(kept_alpha);
-    attend.mix = this->mix;
-    attend.dot = this->dot;
+    attend.grad_h = read<T>(this->grad_h);
+    attend.grad_s = read<T>(this->grad_s);
+    attend.alpha = read<T>(this->alpha);
+    attend.mix = T(this->mix);
+    attend.dot = this->sizes.dot;
     attend.workspace = write<T>(workspace);
     attend.dalpha = write<T>(dalpha);
     attend.ds = write<T>(ds);
@@ -168,17 +145,15 @@ struct BackwardDriver : Driver<T> {
     attend.dv = write<T>(dv);
     CellBackward<T> step{};
     step.rows = rows;
-    for (int i = 0; i < cell.params; ++i) {
-      step.params[i] = read<T>(params[i]);
-      step.dparams[i] = write<T>(dparams[i]);
-    }
+    step.params[0] = read<T>(params);
+    step.dparams[0] = write<T>(dparams);
     step.h = read<T>(values.steps);
     step.dh = read<T>(dh.steps);
     step.dquery = read<T>(queries);
     step.through_key = read<T>(through_key);
-    step.gates = read<T>(gates);
-    step.cells = read<T>(cells);
-    step.c0 = read<T>(this->c0);
+    step.gates = read<T>(this->gates);
+    step.cells = read<T>(this->cells);
+    step.c0 = read<T>(first.c);
     step.dc = write<T>(dc);
     step.du = write<T>(du);
     step.step = write<T>(step_gradients);
@@ -196,7 +171,7 @@ struct BackwardDriver : Driver<T> {
       row -= alive;
       attend.t = step.t = t;
       attend.alive = step.alive = alive;
-      cuda::launch<StepwiseAttentionBackwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
+      cuda::launch<StepwiseAttentionBackwardKernel<T>>({alive, device::bytes_of<Scratch<T>>()}, attend, stream);
       product(part(through_key, 0, 0, alive), part(dkeys.steps, 0, row, alive), U_a);
       cuda::start_elements(*kernels.backward, alive * n, step, stream);
       product(part(ds, 0, 0, alive), part(step_gradients, 0, 0, alive), this->stacked);
@@ -210,10 +185,9 @@ Tensors relevancy_recurrence_backward_cuda(std::string cell, OptionalTensor grad
                                            OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
                                            OptionalTensor scores, int64_t buffer_size, double mix, bool dot,
                                            std::string dtype, Tensor h, Tensor s, Tensors saved) {
-  STD_TORCH_CHECK(!state.empty(), "relevancy_recurrence_backward: `state` is empty");
   const Arguments arguments{cell, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot, dtype};
   return by_float_or_double(h, "relevancy_recurrence_backward: no kernel takes this dtype", [&](auto zero) {
-    return BackwardDriver<decltype(zero)>(arguments, grad_h, grad_s, grad_state.value_or(Tensors()), h, s, saved).run();
+    return BackwardDriver<decltype(zero)>(h, arguments, s, grad_h, grad_s, grad_state, saved).run();
   });
 }
 

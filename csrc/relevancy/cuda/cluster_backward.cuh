@@ -64,11 +64,6 @@ struct ClusterBackwardKernel {
       return shared_layout;
     }
   };
-  static int64_t shared_bytes(int64_t slots, int64_t relevant_size) {
-    device::SharedArena arena{nullptr};
-    SharedLayout::carve(arena, slots, relevant_size);
-    return arena.used;
-  }
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     if constexpr (device::has_clusters) {

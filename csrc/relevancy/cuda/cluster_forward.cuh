@@ -54,11 +54,6 @@ struct ClusterForwardKernel {
       return shared_layout;
     }
   };
-  static int64_t shared_bytes(int64_t slots, int64_t relevant_size) {
-    device::SharedArena arena{nullptr};
-    SharedLayout::carve(arena, slots, relevant_size);
-    return arena.used;
-  }
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     if constexpr (device::has_clusters) {
@@ -95,7 +90,7 @@ struct ClusterForwardKernel {
       device::expect(shared_layout.arrived + 1, parts_bytes);
     }
     const auto rows_of = [&](const float* weight) {
-      return [=](int column) { return real && column < n ? weight[unit * n + column] : 0.0f; };
+      return [=, this](int column) { return real && column < n ? weight[unit * n + column] : 0.0f; };
     };
     weights.rest = shared_layout.of_query;
     RNNKERN_UNROLL

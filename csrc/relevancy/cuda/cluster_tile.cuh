@@ -8,10 +8,6 @@
 
 namespace rnnkern::relevancy {
 
-struct alignas(16) Four {
-  float x, y, z, w;
-};
-
 template <int D, int R>
 struct ClusterTile {
   static constexpr int units = D / R, parts = 8, threads = parts * units, warps = threads / device::warp_size;
@@ -27,11 +23,7 @@ struct ClusterTile {
   RNNKERN_DEVICE static int column(int quad) { return (quad * parts + part()) * 4; }
 
   // The sum over the parts of a unit, in all of them.
-  RNNKERN_DEVICE static float total(float sum) {
-    RNNKERN_UNROLL
-    for (int mask = parts / 2; mask > 0; mask /= 2) sum += device::shuffle_xor(sum, mask);
-    return sum;
-  }
+  RNNKERN_DEVICE static float total(float sum) { return device::group_sum<parts>(sum); }
 
   // Waits until all data of this step has arrived.
   RNNKERN_DEVICE static void receive(device::Mbarrier* arrived, int64_t step, int bytes) {
@@ -84,7 +76,7 @@ template <class T, int rows, int held>
 struct ClusterWeights {
   static constexpr int rest_quads = T::quads - held;
 
-  float own[rows][held * 4];
+  Four own[rows][held];
   Four* rest;  // (rows, rest_quads, threads)
 
   static RNNKERN_HOST_DEVICE Four* carve(device::SharedArena& arena) {
@@ -94,16 +86,12 @@ struct ClusterWeights {
   // Loads row k of this thread's unit from at(column).
   template <class At>
   RNNKERN_DEVICE void load(int row, At at) {
+    const auto quad_of = [&](int c) { return Four{at(c), at(c + 1), at(c + 2), at(c + 3)}; };
     RNNKERN_UNROLL
-    for (int k = 0; k < held; ++k) {
-      RNNKERN_UNROLL
-      for (int i = 0; i < 4; ++i) own[row][4 * k + i] = at(T::column(k) + i);
-    }
+    for (int k = 0; k < held; ++k) own[row][k] = quad_of(T::column(k));
     RNNKERN_ROLLED
-    for (int k = held; k < T::quads; ++k) {
-      const int c = T::column(k);
-      rest[(row * rest_quads + k - held) * T::threads + device::thread()] = {at(c), at(c + 1), at(c + 2), at(c + 3)};
-    }
+    for (int k = held; k < T::quads; ++k)
+      rest[(row * rest_quads + k - held) * T::threads + device::thread()] = quad_of(T::column(k));
   }
 
   // The products of the rows with a vector (D,) in shared memory.
@@ -114,8 +102,7 @@ struct ClusterWeights {
       const Four x = *reinterpret_cast<const Four*>(vector + T::column(k));
       RNNKERN_UNROLL
       for (int r = 0; r < rows; ++r) {
-        const Four w = k < held ? Four{own[r][4 * k], own[r][4 * k + 1], own[r][4 * k + 2], own[r][4 * k + 3]}
-                                : rest[(r * rest_quads + k - held) * T::threads + device::thread()];
+        const Four w = k < held ? own[r][k] : rest[(r * rest_quads + k - held) * T::threads + device::thread()];
         even[r] += w.x * x.x;
         odd[r] += w.y * x.y;
         even[r] += w.z * x.z;
@@ -134,7 +121,7 @@ struct ClusterRows {
   static constexpr int of_weight = T::units / 4, quads = weights * of_weight, rest_quads = quads - held;
   static_assert(rest_quads >= 0);
 
-  float own[T::columns][held > 0 ? held * 4 : 1];
+  Four own[T::columns][held > 0 ? held : 1];
   Four* rest;  // (columns, rest_quads, threads)
 
   static RNNKERN_HOST_DEVICE Four* carve(device::SharedArena& arena) {
@@ -156,13 +143,7 @@ struct ClusterRows {
     RNNKERN_UNROLL
     for (int c = 0; c < T::columns; ++c) {
       RNNKERN_UNROLL
-      for (int k = 0; k < held; ++k) {
-        const Four w = quad_of(c, k);
-        own[c][4 * k] = w.x;
-        own[c][4 * k + 1] = w.y;
-        own[c][4 * k + 2] = w.z;
-        own[c][4 * k + 3] = w.w;
-      }
+      for (int k = 0; k < held; ++k) own[c][k] = quad_of(c, k);
       RNNKERN_ROLLED
       for (int k = held; k < quads; ++k) *kept(c, k) = quad_of(c, k);
     }
@@ -178,8 +159,7 @@ struct ClusterRows {
       const Four x = *reinterpret_cast<const Four*>(vectors + 4 * k);
       RNNKERN_UNROLL
       for (int c = 0; c < columns; ++c) {
-        const Four w =
-            k < held ? Four{own[c][4 * k], own[c][4 * k + 1], own[c][4 * k + 2], own[c][4 * k + 3]} : *kept(c, k);
+        const Four w = k < held ? own[c][k] : *kept(c, k);
         even[c] += w.x * x.x;
         odd[c] += w.y * x.y;
         even[c] += w.z * x.z;

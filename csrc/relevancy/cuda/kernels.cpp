@@ -36,8 +36,8 @@ Residents block_kernels(int64_t units, int64_t slots, int64_t relevant_size) {
     if constexpr (has_block<Cell, W>(P)) {
       using Forward = PerSequenceForwardKernel<Cell, P, W>;
       using Backward = PerSequenceBackwardKernel<Cell, P, W>;
-      return {on_block<Forward, P, W>(Forward::Memory::bytes(slots, relevant_size)),
-              on_block<Backward, P, W>(Backward::SharedLayout::bytes())};
+      return {on_block<Forward, P, W>(device::bytes_of<typename Forward::Memory>(slots, relevant_size)),
+              on_block<Backward, P, W>(device::bytes_of<typename Backward::SharedLayout>())};
     }
     return {};
   });
@@ -79,8 +79,10 @@ Residents cluster_kernels(int64_t units, int64_t slots, int64_t relevant_size) {
     if constexpr (has_cluster<Cell>(D)) {
       using Forward = ClusterForwardKernel<Cell, D, blocks, cluster_held<Cell>(D)>;
       using Backward = ClusterBackwardKernel<Cell, D, blocks, rows_held<Cell>(D), rows_held_keys<Cell>(D)>;
-      return {{&cuda::kernel<Forward>, Forward::shared_bytes(slots, relevant_size), blocks, 1},
-              {&cuda::kernel<Backward>, Backward::shared_bytes(slots, relevant_size), blocks, 1}};
+      return {
+          {&cuda::kernel<Forward>, device::bytes_of<typename Forward::SharedLayout>(slots, relevant_size), blocks, 1},
+          {&cuda::kernel<Backward>, device::bytes_of<typename Backward::SharedLayout>(slots, relevant_size), blocks,
+           1}};
     }
     return {};
   });

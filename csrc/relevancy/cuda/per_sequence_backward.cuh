@@ -30,11 +30,6 @@ struct PerSequenceBackwardKernel {
       shared_layout.weights = Whole::SharedLayout::carve(arena);
       return shared_layout;
     }
-    static int64_t bytes() {
-      device::SharedArena arena{nullptr};
-      carve(arena);
-      return arena.used;
-    }
   };
 
   RNNKERN_DEVICE static void run(const Problem& p) {

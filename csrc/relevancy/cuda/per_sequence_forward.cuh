@@ -25,11 +25,6 @@ struct PerSequenceMemory {
     m.weights = Whole::SharedLayout::carve(arena);
     return m;
   }
-  static int64_t bytes(int64_t slots, int64_t relevant_size) {
-    device::SharedArena arena{nullptr};
-    carve(arena, slots, relevant_size);
-    return arena.used;
-  }
 };
 
 template <class Cell, int P, class W>

@@ -50,10 +50,6 @@ struct alignas(16) Fragment16B {
   }
 };
 
-struct alignas(16) Quad {
-  float x, y, z, w;
-};
-
 template <int P, class W>
 struct Tile {
   static constexpr int parts = per_sequence_threads / P,
@@ -65,11 +61,7 @@ struct Tile {
   RNNKERN_DEVICE static int column(int piece) { return (piece * parts + part()) * Fragment16B<W>::count; }
 
   // The sum over the parts of a unit, in all of them.
-  RNNKERN_DEVICE static float total(float sum) {
-    RNNKERN_UNROLL
-    for (int mask = parts / 2; mask > 0; mask /= 2) sum += device::shuffle_xor(sum, mask);
-    return sum;
-  }
+  RNNKERN_DEVICE static float total(float sum) { return device::group_sum<parts>(sum); }
 };
 
 // Adds the product of 16 bytes of weights with a vector in shared memory.
@@ -77,7 +69,7 @@ template <class W>
 RNNKERN_DEVICE void add(float& sum, const Fragment16B<W>& w, UnpackConstants how, const float* vector) {
   RNNKERN_UNROLL
   for (int i = 0; i < Fragment16B<W>::count; i += 4) {
-    const Quad x = *reinterpret_cast<const Quad*>(vector + i);
+    const Four x = *reinterpret_cast<const Four*>(vector + i);
     sum += w.at(i, how) * x.x;
     sum += w.at(i + 1, how) * x.y;
     sum += w.at(i + 2, how) * x.z;

@@ -1,8 +1,5 @@
 #include "relevancy/cuda/plan.h"
 
-#include <algorithm>
-#include <iterator>
-
 #include "cuda/library.h"
 #include "relevancy/cuda/stepwise_attention_backward.cuh"
 #include "relevancy/cuda/stepwise_attention_forward.cuh"
@@ -98,9 +95,10 @@ template <class T>
 std::vector<const cuda::Kernel*> all_kernels(const Plan& plan, const Request& request) {
   const KernelTable& table = table_of<T>(request.cell_id);
   std::vector<const cuda::Kernel*> all{table.forward, table.backward};
-  all.insert(all.end(), {&cuda::kernel<RememberKernel<T>>, &cuda::kernel<StepwiseAttentionForwardKernel<T>>,
-                         &cuda::kernel<StepwiseAttentionBackwardKernel<T>>, &cuda::kernel<LeaveKernel<T>>,
-                         &cuda::kernel<PreviousKernel<T>>, &cuda::kernel<AddKernel<T>>, &cuda::kernel<HistoryKernel>});
+  all.insert(all.end(),
+             {&cuda::kernel<RememberKernel<T>>, &cuda::kernel<StepwiseAttentionForwardKernel<T>>,
+              &cuda::kernel<StepwiseAttentionBackwardKernel<T>>, &cuda::kernel<LeaveKernel<T>>,
+              &cuda::kernel<PreviousKernel<T, T>>, &cuda::kernel<AccumulateKernel<T>>, &cuda::kernel<HistoryKernel>});
   for (const Resident& resident : {plan.kernels.forward, plan.kernels.backward}) {
     if (resident.kernel) all.push_back(resident.kernel);
     if (resident.pack) all.push_back(resident.pack);
@@ -112,9 +110,11 @@ std::vector<const cuda::Kernel*> all_kernels(const Plan& plan, const Request& re
 // (cuda/plan.h).
 std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
                            std::vector<int64_t> facts) {
+  const int cell_id = find_cell(cell);
   STD_TORCH_CHECK(sizes.size() == 5, "relevancy_plan: wants sizes (T, B, n, nu, rho)");
+  STD_TORCH_CHECK(cell_id >= 0, "relevancy_recurrence: the cell `", cell, "` has no kernel");
   const Request request{cuda::facts_from("relevancy_plan", facts),
-                        find_cell(cell),
+                        cell_id,
                         scalar_type(dtype),
                         {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[3]}};
   const auto plan = plan_relevancy(request);
@@ -126,13 +126,6 @@ std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int6
 }
 
 }  // namespace
-
-int find_cell(const std::string& name) {
-  const auto is_named = [&](const CellInfo& cell) { return name == cell.name; };
-  const int cell_id = int(std::find_if(std::begin(cell_list), std::end(cell_list), is_named) - cell_list);
-  STD_TORCH_CHECK(cell_id < int(std::size(cell_list)), "relevancy_recurrence: the cell `", name, "` has no kernel");
-  return cell_id;
-}
 
 Plan plan_relevancy(const Request& request) {
   Plan plan = plan_block(request);

@@ -1,25 +1,13 @@
 // Selects the CUDA kernels of a call. A pure function.
 #pragma once
 
-#include "cells/strip.h"
 #include "cuda/plan.h"
-#include "relevancy/cells.h"
+#include "relevancy/call.h"
 #include "relevancy/cuda/kernels.h"
 
 namespace rnnkern::relevancy {
 
 using cuda::KernelKind, cuda::Plan;
-
-struct CellInfo : CellNumbers {
-  const char* name;
-};
-
-#define RNNKERN_INFO(Cell) {numbers_of<Cell>, Cell::name},
-constexpr CellInfo cell_list[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_INFO)};
-#undef RNNKERN_INFO
-
-// The index of a cell in the list.
-int find_cell(const std::string& name);
 
 struct Sizes {
   int64_t steps, batch, hidden, buffer_size, relevant_size;  // T, B, n, nu, rho

@@ -146,14 +146,6 @@ struct Leave {
   Events<T> dh;
 };
 
-// previous (rows, n): s before each step, zero after a reset.
-template <class T>
-struct Previous {
-  Rows rows;
-  const T *s, *s0;  // (rows, n); (B, n)
-  T* previous;
-};
-
 // One sample per block: the backward of step t through the attention. It completes the gradients of the event of step
 // t, except the part of dh that comes through its key.
 template <class T>
@@ -201,14 +193,6 @@ struct Pack {
   const float *V, *W_a, *U_a;
   int gates;
   float* to;
-};
-
-// to += from.
-template <class T>
-struct Add {
-  int64_t count;
-  const T* from;
-  T* to;
 };
 
 }  // namespace rnnkern::relevancy

@@ -2,6 +2,7 @@
 // own row, from the step that forgets it back to the one that produced it, so that nothing moves when its slot changes.
 #pragma once
 
+#include "cuda/elements.cuh"
 #include "relevancy/cuda/stepwise_attention_block.cuh"
 
 namespace rnnkern::relevancy {
@@ -113,10 +114,10 @@ struct StepwiseAttentionBackwardKernel {
 struct HistoryKernel {
   using Problem = History;
   static constexpr char header[] = "relevancy/cuda/stepwise_attention_backward.cuh";
-  static constexpr int threads = stepwise_attention_threads;
+  static constexpr int threads = step_threads;
 
   RNNKERN_DEVICE static void run(const Problem& p) {
-    const int64_t index = int64_t(device::block()) * threads + device::thread();
+    const int64_t index = global_thread();
     const int64_t each = p.relevant_size > 0 ? p.relevant_size : 1, b = index / each, slot = index % each;
     if (b >= p.rows.batch) return;
     int32_t occupant = p.relevant_size > 0 ? p.first_relevant(b, slot) : no_event, start = -1;
@@ -140,11 +141,11 @@ template <class T>
 struct LeaveKernel {
   using Problem = Leave<T>;
   static constexpr char header[] = "relevancy/cuda/stepwise_attention_backward.cuh";
-  static constexpr int threads = stepwise_attention_threads;
+  static constexpr int threads = step_threads;
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     const History& history = p.history;
-    const int64_t index = int64_t(device::block()) * threads + device::thread();
+    const int64_t index = global_thread();
     const int64_t n = history.rows.hidden, kappa = history.members(), L = history.slots;
     const int64_t b = index / (kappa * n), place = index / n % kappa, i = index % n;
     if (b >= history.rows.batch) return;

@@ -13,6 +13,10 @@ constexpr int stepwise_attention_threads = 256,
 
 using device::shuffle_xor_any, device::warp_sum;
 
+struct alignas(16) Four {
+  float x, y, z, w;
+};
+
 RNNKERN_DEVICE float exponential(float x) { return ::expf(x); }
 RNNKERN_DEVICE double exponential(double x) { return ::exp(x); }
 
@@ -35,11 +39,6 @@ struct Scratch {
     scratch.partial = arena.alloc<T>(2 * stepwise_attention_warps * columns);
     scratch.taken = arena.alloc<int64_t>(1);
     return scratch;
-  }
-  static int64_t bytes() {
-    device::SharedArena arena{nullptr};
-    carve(arena);
-    return arena.used;
   }
 
   // The sum over the block, in every thread.

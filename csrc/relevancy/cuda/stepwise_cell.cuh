@@ -1,23 +1,11 @@
-// The kernels with one unit of one row per thread: the cell, forward and backward, and copies and sums.
+// The kernels with one unit of one row per thread: the cell, forward and backward, and copies.
 #pragma once
 
+#include "cuda/elements.cuh"
 #include "relevancy/cells.h"
 #include "relevancy/cuda/problem.h"
 
 namespace rnnkern::relevancy {
-
-constexpr int step_threads = 256;
-
-// The row and the column of this thread, in (rows, columns).
-struct Place {
-  int64_t row, column;
-
-  RNNKERN_DEVICE explicit Place(int64_t columns) {
-    const int64_t index = int64_t(device::block()) * step_threads + device::thread();
-    row = index / columns;
-    column = index % columns;
-  }
-};
 
 template <class T>
 struct RememberKernel {
@@ -28,8 +16,7 @@ struct RememberKernel {
   RNNKERN_DEVICE static void run(const Problem& p) {
     const Memory<T>& to = p.to;
     const int64_t n = p.hidden, kappa = to.members(), L = to.slots, rho = to.relevant_size, given = p.slots;
-    const Place at(kappa * n);
-    const int64_t b = at.row, place = at.column / n, i = at.column % n;
+    const int64_t index = global_thread(), b = index / (kappa * n), place = index / n % kappa, i = index % n;
     if (b >= p.batch) return;
     if (place < L) {
       const int64_t from = b * given + place, slot = b * L + place;
@@ -56,19 +43,17 @@ struct CellForwardKernel {
   static constexpr int threads = step_threads;
 
   RNNKERN_DEVICE static void run(const Problem& p) {
-    const int64_t n = p.hidden;
-    const Place at(n);
-    if (at.row >= p.rows) return;
-    const int64_t index = at.row * n + at.column;
-    const bool reset = p.reset && p.reset[at.row];
+    const int64_t n = p.hidden, index = global_thread(), row = index / n, column = index % n;
+    if (row >= p.rows) return;
+    const bool reset = p.reset && p.reset[row];
     T u[Cell::gates], r[Cell::gates], old[2] = {}, next[2], params[Cell::params + 1], save[Cell::saved + 1];
     RNNKERN_UNROLL
     for (int g = 0; g < Cell::gates; ++g) {
-      u[g] = p.u[(at.row * Cell::gates + g) * n + at.column];
-      r[g] = reset ? T(0) : p.r[(at.row * (Cell::gates + 1) + g) * n + at.column];
+      u[g] = p.u[(row * Cell::gates + g) * n + column];
+      r[g] = reset ? T(0) : p.r[(row * (Cell::gates + 1) + g) * n + column];
     }
     RNNKERN_UNROLL
-    for (int i = 0; i < Cell::params; ++i) params[i] = p.params[i][at.column];
+    for (int i = 0; i < Cell::params; ++i) params[i] = p.params[i][column];
     if (Cell::states > 1 && !reset) old[1] = p.c[index];
     Cell::forward(u, r, old, params, next, save);
     p.h[index] = p.now[index] = next[0];
@@ -78,7 +63,7 @@ struct CellForwardKernel {
     }
     RNNKERN_UNROLL
     for (int i = 0; i < Cell::saved; ++i) {
-      if (p.gates) p.gates[(at.row * Cell::saved + i) * n + at.column] = save[i];
+      if (p.gates) p.gates[(row * Cell::saved + i) * n + column] = save[i];
     }
   }
 };
@@ -90,9 +75,7 @@ struct CellBackwardKernel {
   static constexpr int threads = step_threads;
 
   RNNKERN_DEVICE static void run(const Problem& p) {
-    const int64_t n = p.rows.hidden;
-    const Place at(n);
-    const int64_t b = at.row, i = at.column, index = b * n + i;
+    const int64_t n = p.rows.hidden, index = global_thread(), b = index / n, i = index % n;
     if (b >= p.alive) return;
     const int64_t row = p.rows.offset(p.t) + b;
     const bool reset = p.rows.resets(p.t, b);
@@ -119,37 +102,6 @@ struct CellBackwardKernel {
     if (Cell::states > 1) p.dc[index] = reset ? T(0) : grad[1];
     RNNKERN_UNROLL
     for (int k = 0; k < Cell::params; ++k) p.dparams[k][index] += dparams[k];
-  }
-};
-
-template <class T>
-struct PreviousKernel {
-  using Problem = Previous<T>;
-  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
-  static constexpr int threads = step_threads;
-
-  // One row of one step per thread, which avoids searching for the step of a packed row.
-  RNNKERN_DEVICE static void run(const Problem& p) {
-    const Rows& rows = p.rows;
-    const Place at(rows.hidden);
-    const int64_t t = at.row / rows.batch, b = at.row % rows.batch, i = at.column;
-    if (t >= rows.count || t >= rows.length(b)) return;
-    const T s = rows.resets(t, b) ? T(0)
-                : t == 0          ? p.s0[b * rows.hidden + i]
-                                  : p.s[(rows.offset(t - 1) + b) * rows.hidden + i];
-    p.previous[(rows.offset(t) + b) * rows.hidden + i] = s;
-  }
-};
-
-template <class T>
-struct AddKernel {
-  using Problem = Add<T>;
-  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
-  static constexpr int threads = step_threads;
-
-  RNNKERN_DEVICE static void run(const Problem& p) {
-    const Place at(1);
-    if (at.row < p.count) p.to[at.row] += p.from[at.row];
   }
 };
 

@@ -58,8 +58,8 @@ struct Rows {
   // Checks optional arguments and makes them contiguous.
   OptionalTensor like_state(const OptionalTensor& given, const char* argument, ScalarType dtype) const {
     if (!given) return given;
-    const bool fits = given->dim() == 2 && given->size(0) == state[0] && given->size(1) == state[1];
-    require(fits && given->scalar_type() == dtype, argument, "must be (B, C), of the dtype that states have");
+    require(given->sizes().equals(state) && given->scalar_type() == dtype, argument,
+            "must be (B, C), of the dtype that states have");
     return dense(*given);
   }
   OptionalTensor like_rows(const OptionalTensor& given, const char* argument, const Tensor& x) const {
@@ -121,18 +121,13 @@ struct ScanCall : Rows {
         h0(like_state(h0_, "h0", x.scalar_type())),
         a(a_) {
     const bool per_step = a.dim() != 1;
-    require(a.scalar_type() == x.scalar_type() && (per_step ? same_sizes(a, x) : a.size(0) == state[1]), "a",
+    require(a.scalar_type() == x.scalar_type() && (per_step ? a.sizes().equals(x.sizes()) : a.size(0) == state[1]), "a",
             "must be (C,) or of the sizes of `x`, of its dtype");
     sizes.per_step = per_step;
     a = dense(a);
     if (!per_step && sizes.groups == 1 && state[0] > 1) a = repeated(a, state);
   }
 
-  static bool same_sizes(const Tensor& a, const Tensor& b) {
-    bool same = a.dim() == b.dim();
-    for (int64_t dim = 0; same && dim < a.dim(); ++dim) same = a.size(dim) == b.size(dim);
-    return same;
-  }
   static Tensor repeated(const Tensor& one, const std::vector<int64_t>& sizes) {
     const Tensor all = empty(one, sizes);
     const int64_t bytes = one.numel() * int64_t(one.element_size());
@@ -140,16 +135,6 @@ struct ScanCall : Rows {
     return all;
   }
 };
-
-// The sum over sequences, in a fixed order.
-template <class T>
-void sum_sequences(const Tensor& each, int64_t batch, const Tensor& to) {
-  const int64_t width = reals_of(to);
-  std::vector<double> sums(width, 0);
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t k = 0; k < width; ++k) sums[k] += read<T>(each)[b * width + k];
-  for (int64_t k = 0; k < width; ++k) write<T>(to)[k] = T(sums[k]);
-}
 
 // ---- moment_filter
 
@@ -270,7 +255,8 @@ Tensors linear_scan_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last
                                   .grad_h0 = write<T>(results[1]),
                                   .grad_a = write<T>(grad_a)};
     run(kernels_in_use<ScanKernels<T>>().backward, problem, reals_of(h));
-    if (needs_a && !per_step) sum_sequences<T>(*grad_a, call.state[0], results[2]);
+    if (needs_a && !per_step)
+      sum_rows<double>(read<T>(*grad_a), call.state[0], reals_of(results[2]), write<T>(results[2]));
     return results;
   });
 }
