@@ -37,7 +37,7 @@ def measure(module: Module, x: Tensor) -> Row:
         than a second.
 
     >>> measured = rnnkern.profile.measure(rnnkern.nn.LSTM(8, 32, save_gates=False), torch.randn(100, 4, 8))
-    >>> measured["saved_bytes"] / (4 * 100 * 4)  # values per step and sequence: h and c; and the zeros before
+    >>> measured["saved_bytes"] / (4 * 100 * 4)  # values per step and sequence: h, c, and once the zeros h_0
     64.32
     """
     parameters = [p for p in module.parameters() if p.requires_grad]

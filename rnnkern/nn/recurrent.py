@@ -270,9 +270,9 @@ class RecurrentBase(Unquantized, RNNBase):
             batch, steps = x.shape[:2] if self.batch_first else (x.shape[1], x.shape[0])
         if hx is None:
             self.check_input(x, batch_sizes)
-            c0 = x.new_zeros(batch, self.hidden_size)
-            h0 = x.new_zeros(batch, self.proj_size) if self.proj_size else c0
-            state = [(h0, *[c0] * (self._states - 1))] * len(self._all_weights)
+            zeros = x.new_zeros(batch, self.hidden_size)  # for all states, because nothing writes to them
+            h0 = x.new_zeros(batch, self.proj_size) if self.proj_size else zeros
+            state = [(h0, *[zeros] * (self._states - 1))] * len(self._all_weights)
         else:
             self.check_forward_args(x, hx, batch_sizes)
             hx = self.permute_hidden(hx, order)
