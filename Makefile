@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh')
+NATIVE = $(shell find csrc python_tests -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh')
 
 .PHONY: install demo test proof seeds wheel sanitize mutate lint format bench gpu gpu-pack docs clean
 

@@ -6,21 +6,11 @@
 #include <string>
 
 #include "cells/list.h"
-#include "cells/strip.h"
 #include "cells/visit.h"
 
 namespace rnnkern {
 
-struct CellInfo : CellNumbers {
-  const char* name;
-
-  // Number of the cell's own tensors, including the weight that projects h.
-  int tensors() const { return params + projected; }
-};
-
-#define RNNKERN_INFO(Cell) {numbers_of<Cell>, Cell::name},
-constexpr CellInfo cell_list[] = {RNNKERN_ALL_CELLS(RNNKERN_INFO)};
-#undef RNNKERN_INFO
+constexpr CellInfo cell_list[] = {RNNKERN_ALL_CELLS(RNNKERN_CELL_INFO)};
 
 #define RNNKERN_ONE(Cell) +1
 constexpr int resident_cells =
@@ -28,16 +18,6 @@ constexpr int resident_cells =
 #undef RNNKERN_ONE
 
 RNNKERN_CELL_VISITOR(visit_cell, RNNKERN_ALL_CELLS)
-
-// The index of a cell in the list, or -1.
-inline int find_cell(const std::string& name) {
-  int cell_id = 0;
-  for (const CellInfo& cell : cell_list) {
-    if (name == cell.name) return cell_id;
-    ++cell_id;
-  }
-  return -1;
-}
 
 constexpr int compiled_cell_id = int(std::size(cell_list));  // stands for every cell compiled at run time
 
@@ -61,7 +41,7 @@ struct KnownCell {
 };
 
 inline KnownCell known_cell(const std::string& name, int vector_bytes) {
-  if (const int cell_id = find_cell(name); cell_id >= 0) return {cell_id, cell_list[cell_id]};
+  if (const int cell_id = find_cell(cell_list, name); cell_id >= 0) return {cell_id, cell_list[cell_id]};
   const auto find = find_registered.load(std::memory_order_acquire);
   const RegisteredCell* found = find ? find(name, vector_bytes) : nullptr;
   if (!found) return {};

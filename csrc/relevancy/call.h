@@ -4,7 +4,6 @@
 
 #include <string>
 
-#include "cells/strip.h"
 #include "common/row_layout.h"
 #include "common/tensor.h"
 #include "relevancy/cells.h"
@@ -12,23 +11,7 @@
 
 namespace rnnkern::relevancy {
 
-struct CellInfo : CellNumbers {
-  const char* name;
-};
-
-#define RNNKERN_INFO(Cell) {numbers_of<Cell>, Cell::name},
-constexpr CellInfo cell_list[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_INFO)};
-#undef RNNKERN_INFO
-
-// The index of a cell in the list, or -1.
-inline int find_cell(const std::string& name) {
-  int cell_id = 0;
-  for (const CellInfo& cell : cell_list) {
-    if (name == cell.name) return cell_id;
-    ++cell_id;
-  }
-  return -1;
-}
+constexpr CellInfo cell_list[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_CELL_INFO)};
 
 inline void require(bool holds, const char* what) {
   STD_TORCH_CHECK(holds, "relevancy_recurrence: ", what, " must be as rnnkern.ops.relevancy_recurrence passes it");
@@ -86,7 +69,7 @@ struct Call {
 
   // `like` is an argument that has the rows.
   Call(const Arguments& from, const Tensor& like, const char* argument)
-      : cell_id(find_cell(from.cell)), dtype(like.scalar_type()), mix(from.mix) {
+      : cell_id(find_cell(cell_list, from.cell)), dtype(like.scalar_type()), mix(from.mix) {
     require(cell_id >= 0, "`cell`");
     cell = cell_list[cell_id];
     require(dtype == ScalarType::Float || dtype == ScalarType::Double, "the dtype of `u`");

@@ -1,5 +1,5 @@
-// Included before each source of a library of drivers: it gets the kernels of a few cells, in the smallest size of each,
-// because more take minutes to compile for the thread sanitizer.
+// Included before each source of a library of drivers: it gets the kernels of a few cells, in the smallest size of
+// each, because more take minutes to compile for the thread sanitizer.
 #pragma once
 
 #include "cells/list.h"

@@ -15,8 +15,8 @@ import numpy as np
 from python_tests.gpu.builder import INTERPRETER, build, with_torch
 
 CONFORMANCE = "csrc/interpreter/conformance.cpp"
-FAULTS = "csrc/interpreter/faults.cpp"
-UNORDERED = "csrc/interpreter/unordered.h"
+FAULTS = "python_tests/gpu/faults.cpp"
+UNORDERED = "python_tests/gpu/unordered.h"
 """The kernels of FAULTS whose result depends on the seed."""
 LAUNCHER = ("common/fork", "common/tensor", "cuda/kernel", "cuda/libcuda", "cuda/modules", "cuda/plan")
 """Sources of the code that launches kernels on a GPU."""
@@ -95,5 +95,5 @@ def launch_on_gpu(name: str, given: np.ndarray, words: int) -> np.ndarray:
 
 
 def fault(name: str, given: np.ndarray | Sequence[int] = (0,), words: int = 1, **options) -> np.ndarray:
-    """Like :func:`launch`, for the kernels in csrc/interpreter/faults.cpp."""
+    """Like :func:`launch`, for the kernels in python_tests/gpu/faults.cpp."""
     return launch(name, given, words, entry="run_fault", **options)

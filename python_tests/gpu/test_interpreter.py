@@ -1,5 +1,5 @@
 """Guarantees of the interpreter for authors of kernels: some seed shows each behavior that hardware may have, and
-errors are reported with their location. The kernels are those in csrc/interpreter/{faults.cpp,unordered.h}."""
+errors are reported with their location. The kernels are those in faults.cpp and unordered.h."""
 
 import ctypes
 import os

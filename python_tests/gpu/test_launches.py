@@ -96,7 +96,7 @@ def test_block(driver):
     }  # fmt: skip
     assert (of_bias.symbol, shape(of_bias)) == ("AccumulateKernel_float", (2, 256, 0, 1, False))
     assert read(problems.Accumulate, of_bias.parameter) == {
-        "count": 512, "inner": 512, "stride": 512, "source": Somewhere(), "to": Somewhere()
+        "count": 512, "inner": 1, "stride": 1, "source": Somewhere(), "to": Somewhere()
     }  # fmt: skip
     assert [x.shape for x in (du, dR, dbias, dh0, dc0)] == [x.shape for x in (u, R, bias, h0, c0)]
 

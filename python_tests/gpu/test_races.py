@@ -1,5 +1,5 @@
 """Kernels under the thread sanitizer: the races of wrong kernels are found, though the results are right for every
-seed, and ours have none. The wrong kernels are those in csrc/interpreter/unordered.h."""
+seed, and ours have none. The wrong kernels are those in python_tests/gpu/unordered.h."""
 
 import shutil
 

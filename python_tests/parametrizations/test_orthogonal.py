@@ -48,8 +48,8 @@ def test_haar_is_uniform():
     turn = orthogonal_matrix(torch.empty(5, 5, dtype=F64), "haar")
     for sample in (V, V @ turn):
         trace = sample.diagonal(dim1=-2, dim2=-1).sum(-1)
-        assert abs(trace.mean()) < 0.07
-        assert abs(trace.var() - 1) < 0.1
+        assert abs(trace.mean()) < 0.1
+        assert abs(trace.var() - 1) < 0.14
 
 
 # ---- value and gradient

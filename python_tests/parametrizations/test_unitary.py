@@ -226,9 +226,9 @@ def test_random_matrices_are_uniform():
     """An entry has mean 0 and variance 1 / N, and the mean of its square is 0, because all phases are equally
     likely."""
     entries = unitary_matrix(torch.empty(4000, 3, 3, dtype=C128))[:, 0, 0]
-    assert entries.mean().abs() < 0.04
-    assert abs(entries.abs().square().mean() - 1 / 3) < 0.02
-    assert entries.square().mean().abs() < 0.03
+    assert entries.mean().abs() < 0.06
+    assert abs(entries.abs().square().mean() - 1 / 3) < 0.023
+    assert entries.square().mean().abs() < 0.04
 
 
 @maps

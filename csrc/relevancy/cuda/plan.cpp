@@ -110,7 +110,7 @@ std::vector<const cuda::Kernel*> all_kernels(const Plan& plan, const Request& re
 // (cuda/plan.h).
 std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
                            std::vector<int64_t> facts) {
-  const int cell_id = find_cell(cell);
+  const int cell_id = find_cell(cell_list, cell);
   STD_TORCH_CHECK(sizes.size() == 5, "relevancy_plan: wants sizes (T, B, n, nu, rho)");
   STD_TORCH_CHECK(cell_id >= 0, "relevancy_recurrence: the cell `", cell, "` has no kernel");
   const Request request{cuda::facts_from("relevancy_plan", facts),

@@ -13,8 +13,8 @@ using namespace rnnkern;
 namespace {
 
 template <class Problem>
-void run(void (*kernel)(const Problem&, ThreadContext), int64_t (*workspace_size)(const Problem&, int), Problem& problem,
-         int team) {
+void run(void (*kernel)(const Problem&, ThreadContext), int64_t (*workspace_size)(const Problem&, int),
+         Problem& problem, int team) {
   std::vector<double> workspace(workspace_size(problem, team));
   problem.workspace = workspace.data();
   Barrier barrier;

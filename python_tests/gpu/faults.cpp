@@ -1,6 +1,6 @@
 // Kernels with one mistake each, and those of unordered.h; python_tests/gpu/test_interpreter.py has the expected
 // reports. They are not for hardware. Tests use the numbers at the ends of lines.
-#include "interpreter/unordered.h"
+#include "unordered.h"
 
 namespace rnnkern::device {
 namespace {
