@@ -52,12 +52,12 @@ test: install $(VENV)/.test
 # A number that each commit changes.
 SEED = $(shell printf %d 0x$$(git rev-parse --short=6 HEAD 2> /dev/null || echo 1))
 
-# The slow tests: every SIMD level that this processor supports, CUDA kernels in the interpreter, machine code,
-# packaging, and the thread sanitizer at the highest level. PARTS=4 runs a quarter of them, drawn by the commit, with a
-# quarter of every table.
+# The numeric tests with the commit's random numbers; then the slow tests: every SIMD level that this processor supports,
+# CUDA kernels in the interpreter, machine code, packaging, and the thread sanitizer at the highest level. PARTS=4 runs a
+# quarter of all these, drawn by the commit, with a quarter of every table.
 PARTS = 1
 proof: export RNNKERN_PROOF_PART = $(shell expr $(SEED) % $(PARTS))/$(PARTS)
-proof: install $(VENV)/.test $(VENV)/.wheel
+proof: seeds $(VENV)/.wheel
 	$(call step,Compiling SIMD levels,RNNKERN_SIMD_LEVELS=supported $(BIN)/python setup.py -q build_ext --inplace)
 	RNNKERN_SIMD_LEVELS=supported $(PYTEST) -m proof --durations=15
 

@@ -30,7 +30,7 @@ QUICK = 4
 """Of the cases of a test that is marked `sampled`, one in so many is quick."""
 
 PART, PARTS = map(int, os.environ.get("RNNKERN_PROOF_PART", "0/1").split("/"))
-"""Which part of the slow tests runs, and the number of parts. Each has tests of every table."""
+"""Which part of the tests runs, and the number of parts. Each has tests of every table."""
 
 
 def number(item):
@@ -45,9 +45,9 @@ def pytest_itemcollected(item):
 
 @pytest.hookimpl(trylast=True)  # after other files have marked tests
 def pytest_collection_modifyitems(config, items):
-    """Leaves out slow tests of other parts. Runs tests that compile for a long time first; at the end they would run
+    """Leaves out tests of other parts. Runs tests that compile for a long time first; at the end they would run
     alone on one core."""
-    runs = {x: not x.get_closest_marker("proof") or number(x) // QUICK % PARTS == PART for x in items}
+    runs = {x: number(x) // QUICK % PARTS == PART for x in items}
     config.hook.pytest_deselected(items=[x for x in items if not runs[x]])
     items[:] = filter(runs.get, items)
     items.sort(key=lambda item: not item.nodeid.startswith(("python_tests/threads", "python_tests/packaging")))
