@@ -84,8 +84,13 @@ def release(call, b):
 @pytest.mark.parametrize("width", [None, 4])
 @pytest.mark.parametrize(("top_k", "every", "truncation"), [(3, 1, 4), (1, 2, 1), (2, 5, 50), (30, 3, 6)])
 def test_the_reference_is_what_the_published_code_computes(top_k, every, truncation, width):
-    call = make(14, 2, 4, width, top_k=top_k, attend_every=every, truncation=truncation, scale=0.5).to(torch.float64)
-    out, state = call(reference.sab_recurrence)
+    while True:
+        call = make(14, 2, 4, width, top_k=top_k, attend_every=every, truncation=truncation, scale=0.5)
+        call = call.to(torch.float64)
+        out, state, (weights, _) = call(reference.sab_recurrence, return_memory=True)
+        # If the sum that normalizes them is not far above 1e-7, the weights consist of rounding errors.
+        if top_k == 1 or (weights[top_k * every :].sum(-1) > 1 - 1e-5).all():
+            break
     outs, memories = (torch.stack(x) for x in zip(*(release(call, b) for b in range(2)), strict=True))
     torch.testing.assert_close(out, outs.transpose(0, 1), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(state.memory, memories, rtol=1e-12, atol=1e-12)
