@@ -209,6 +209,16 @@ def test_refuses_nan_and_infinity_in_other_places(product):
     refused("NaN or infinity", having(naive, nan), having(naive, inf), having(truth, inf))
     worse = having(having(naive, nan), 1e3, (0, 0))
     refused("error", worse, having(naive, nan), having(truth, nan))
+    for value in (nan, inf):  # only plain PyTorch overflows: the kernel may overflow too, but not be wrong
+        assert_close(naive, having(naive, value), truth)
+        assert_close(having(naive, nan), having(naive, value), truth)
+        refused("root mean square error", having(naive, 1e3), having(naive, value), truth)
+
+
+def test_refuses_to_pool_one_call():
+    triple = torch.tensor([1 + 1e-6]), torch.tensor([1 + 1e-7]), torch.ones(1, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^gru: call 2 has the numbers of call 1"):
+        assert_close_over_draws(({"h": triple} for _ in range(8)), "gru: ")
 
 
 def test_refuses_another_shape_dtype_or_device(product):

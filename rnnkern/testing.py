@@ -61,8 +61,8 @@ def assert_close(
             the terms of a sum that cancels.
 
     Raises:
-        AssertionError: shape, dtype or device differ, NaN or infinity occur in different places, or an error is too
-            large.
+        AssertionError: shape, dtype or device differ, NaN or infinity occur in other places than in ``naive`` (where
+            that overflows on the way to a number that the dtype has, both are right), or an error is too large.
         ValueError: nothing bounds the error: in float64, the naive result is the truth; or the naive error and the
             scale are both zero.
     """
@@ -90,12 +90,18 @@ def assert_close_over_draws(draws: Iterable[Mapping[str, Triple]], name: str = "
 
     Raises:
         AssertionError, ValueError: as in :func:`assert_close`.
+        ValueError: a call has the same numbers as the one before it.
     """
     pools: dict[str, list[_Errors]] = {}
+    before: dict[str, _Errors] = {}
     whole = isinstance(draws, Sequence)
     for k, draw in enumerate(draws if whole else itertools.islice(draws, DRAWS), 1):
-        for what, triple in draw.items():
-            pools.setdefault(what, []).append(_errors(*triple, f"{name}{what} of call {k}", scale))
+        found = {what: _errors(*triple, f"{name}{what} of call {k}", scale) for what, triple in draw.items()}
+        if found == before and any(error for x in found.values() for error, *_ in x.measures.values()):
+            raise ValueError(f"{name}call {k} has the numbers of call {k - 1}: a pool of the same call decides nothing")
+        before = found
+        for what, errors in found.items():
+            pools.setdefault(what, []).append(errors)
         if not whole and k.bit_count() == 1 and all(map(_decides, pools.values())) and not _wrong(pools, name):
             return
     wrong = _wrong(pools, name)
@@ -122,10 +128,12 @@ def _errors(actual: Tensor, naive: Tensor, truth: Tensor, name: str, scale: floa
     assert actual.device == naive.device, f"{name}: expected device {naive.device}, got {actual.device}"
     dtype = actual.dtype.to_real()
     a, n, t = (as_reals(x.detach()).double().flatten().cpu() for x in (actual, naive, truth))
-    same = torch.where(n.isfinite(), a.isfinite(), (a == n) | (a.isnan() & n.isnan()))
+    lost = ~n.isfinite() & (t.abs() <= torch.finfo(dtype).max)  # plain PyTorch overflows on the way
+    same = torch.where(n.isfinite(), a.isfinite(), lost | (a == n) | (a.isnan() & n.isnan()))
     differ = f"{int((~same).sum())} of {a.numel()} elements differ from plain PyTorch's in NaN or infinity"
     assert same.all(), f"{name}: {differ}"
-    a, n, t = (x[n.isfinite() & t.isfinite()] for x in (a, n, t))
+    n = torch.where(lost, t, n)  # what the kernel has there counts as an error
+    a, n, t = (x[a.isfinite() & n.isfinite() & t.isfinite()] for x in (a, n, t))
     own_truth = dtype == torch.float64 and torch.equal(n, t) and not scale
     if a.numel() == 0:
         return _Errors(actual.numel(), FACTORS[dtype], 0.0, {}, own_truth)

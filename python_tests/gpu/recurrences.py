@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from python_tests.gpu import builder, drivers
 from python_tests.samples import Sample
@@ -121,12 +122,12 @@ MARGIN = 0.25
 
 
 def off_elman(kink):
-    """Moves u such that |z| is not near kink(*params), where z = u + r."""
+    """Moves u such that |z| is not within a margin of kink(*params), where z = u + r."""
 
-    def move(u, r, *params):
+    def move(margin, u, r, *params):
         z, at = u + r, kink(*params)
-        near = (z.abs() - at).abs() < MARGIN
-        return torch.where(near, z.sign() * (at + MARGIN), z) - r
+        near = (z.abs() - at).abs() < margin
+        return torch.where(near, z.sign() * (at + margin), z) - r
 
     return move
 
@@ -135,16 +136,16 @@ def of_modrelu(bias):
     return (-bias).clamp_min(0)
 
 
-def off_goru(u, r, bias):
+def off_goru(margin, u, r, bias):
     gate, candidate = (x.chunk(3, -1) for x in (u, r))
     damped = torch.sigmoid(gate[0] + candidate[0]) * candidate[2]
-    return torch.cat([*gate[:2], off_elman(of_modrelu)(gate[2], damped, bias)], -1)
+    return torch.cat([*gate[:2], off_elman(of_modrelu)(margin, gate[2], damped, bias)], -1)
 
 
-def off_complex_modrelu(u, r, bias):
+def off_complex_modrelu(margin, u, r, bias):
     z = u + r
     length, at = torch.hypot(*z.chunk(2, -1)), of_modrelu(bias)
-    scale = torch.where((length - at).abs() < MARGIN, (at + MARGIN) / length, 1)
+    scale = torch.where((length - at).abs() < margin, (at + margin) / length, 1)
     return z * scale.repeat(1, 2) - r
 
 
@@ -157,9 +158,9 @@ KINKS = {
 }
 
 
-def off_kinks(sample: Sample) -> Sample:
-    """The sample with u moved if an argument of the nonlinearity is within MARGIN of a kink. Rounding errors, which are
-    smaller, then never decide the side of a kink. Samples of other cells are unchanged."""
+def off_kinks(sample: Sample, margin: float = MARGIN) -> Sample:
+    """The sample with u moved if an argument of the nonlinearity is within a margin of a kink. Rounding errors, which
+    are smaller, then never decide the side of a kink. Samples of other cells are unchanged."""
     cell, u, R, state = sample.args
     if cell not in KINKS:
         return sample
@@ -175,9 +176,20 @@ def off_kinks(sample: Sample) -> Sample:
     rows = list(wide.flatten(0, -2).split(sizes))  # views
     for t in reversed(range(len(sizes))) if sample.kwargs["reverse"] else range(len(sizes)):
         h = h0[: sizes[t]] if reset is None else h0[: sizes[t]].masked_fill(reset[t, : sizes[t], None], 0)
-        rows[t].copy_(KINKS[cell](rows[t], product(h), *kwargs["params"]))
+        rows[t].copy_(KINKS[cell](margin, rows[t], product(h), *kwargs["params"]))
         new = reference.recurrence(cell, rows[t][None], matrix, (h,), **kwargs, dropout=dropout, seed=seed)[1][0]
         if keep is not None:
             new = noise.mixed(noise.of_step(keep, t, sizes[t]).double(), h, new)
         h0[: sizes[t]] = noise.zoned(seed, zoneout, t, 0, h, new)
     return sample._replace(args=(cell, wide.to(u.dtype).requires_grad_(u.requires_grad), R, state))
+
+
+def smooth(sample: Sample) -> Sample:
+    """The sample with its input scaled until finite differences cross no kink, also if the call projects the input."""
+    cell, x, *rest = sample.args
+    projection = {name: sample.kwargs.get(name) for name in ("weight_ih", "bias_ih")}
+    u = x if projection["weight_ih"] is None else F.linear(x, *projection.values())
+    projected = Sample(sample.name, (cell, u, *rest), sample.kwargs | dict.fromkeys(projection))
+    if torch.allclose(off_kinks(projected, 1e-4).args[1], u, rtol=0, atol=1e-9):
+        return sample
+    return smooth(sample._replace(args=(cell, 1.01 * x, *rest)))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+from python_tests.gpu.recurrences import smooth
 from python_tests.samples import (
     check_recurrence,
     draws,
@@ -54,6 +55,7 @@ DIFFERENTIATED = [
 @pytest.mark.sampled
 def test_first_and_second_derivatives(sample):
     """Second derivatives are tested in random directions; the next test uses full matrices."""
+    sample = smooth(sample)
     leaves = sample.to(torch.float64, requires_grad=True).leaves()
     assert gradcheck(function_of_leaves(sample), leaves)
     assert gradcheck(function_of_leaves(sample), leaves, check_forward_ad=True, check_backward_ad=False, fast_mode=True)
