@@ -43,10 +43,10 @@ class Call:
         return sum(y.sin().sum() for y in self(**leaves))
 
     def members(self, *names):
-        """Values for each of MEMBERS members, in the first dimension."""
+        """Values near those of the call for each of MEMBERS members, in the first dimension."""
         generator = torch.Generator().manual_seed(0)
-        draw = lambda x: torch.randn(MEMBERS, *x.shape, generator=generator) / 2  # noqa: E731
-        return {name: draw(self.leaves[name]).to(self.leaves[name]) for name in names}
+        draw = lambda x: x * (0.5 + torch.rand(MEMBERS, *x.shape, generator=generator)).to(x)  # noqa: E731
+        return {name: draw(self.leaves[name]) for name in names}
 
 
 def per_member_everything(call):

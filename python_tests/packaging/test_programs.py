@@ -69,7 +69,7 @@ def has_code_read(program):
     return key and key.family == "Block" and key.storage == "bfloat16" and program.arch in ("sm_80", "sm_100")
 
 
-SPILLING = {("sm_120", "givens_BackwardKernel_float_1_32: 16 bytes of stack, 0 local")}
+SPILLING = {("sm_120", "givens_BackwardKernel_float_1_32: 72 bytes of stack, 0 local")}
 """Known spills: the compiler for sm_120 runs out of registers with 32 entries per thread."""
 
 

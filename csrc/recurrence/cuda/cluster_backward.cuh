@@ -58,7 +58,7 @@ struct ClusterBackwardKernel {
   const Problem& p;
   const Sequence& seq = p.sequence;
   ClusterPlace<Pairs, units, groups> at;
-  const int64_t origin = seq.offset(p.first);
+  const int origin = int(seq.offset(p.first));
   Tile& tile;
   Values& own;
   S* all_dr;         // the operand of a product, double-buffered
@@ -95,6 +95,8 @@ struct ClusterBackwardKernel {
   }
 
   RNNKERN_DEVICE int time(int k) const { return first + (seq.reverse ? k : at.steps() - 1 - k); }
+  // A row's number in the range, which has fewer than 2^31 rows. With 32 bits all kernels keep it in registers.
+  RNNKERN_DEVICE int64_t here(int64_t row) const { return int(row) - origin; }
   RNNKERN_DEVICE int bytes(int g) const { return at.count(g) * D * 4; }
   RNNKERN_DEVICE S* dr() const { return all_dr + exchanges % 2 * Tile::x_size; }
   RNNKERN_DEVICE float* parts(int e) const { return all_parts + (2 * at.g + e % 2) * parts_size; }
@@ -134,7 +136,7 @@ struct ClusterBackwardKernel {
     for (int v = 0; v < values; ++v) {
       if (t >= own.length[v]) continue;
       const int64_t row = first_row + at.sequence(v);
-      own.input[v].fetch(p, t, row, row - origin, at.sequence(v), 0, at.unit(v), at.hidden, own.length[v]);
+      own.input[v].fetch(p, t, row, here(row), at.sequence(v), 0, at.unit(v), at.hidden, own.length[v]);
     }
   }
 
@@ -178,7 +180,7 @@ struct ClusterBackwardKernel {
     A operand;
     Cell::prepare_backward(eq.save, eq.old, own.scale[v] * product, own.carry[v], eq.du, eq.dr, operand);
     const int64_t row = row_of(v, t);
-    p.operand[(row - origin) * at.hidden + at.unit(v)] = device::narrow<S>(operand);
+    p.operand[here(row) * at.hidden + at.unit(v)] = device::narrow<S>(operand);
     store<0, Cell::first_gates>(v, row, eq);
   }
 
@@ -189,7 +191,7 @@ struct ClusterBackwardKernel {
     for (int g = first; g < last; ++g) {
       dr()[Tile::smem_offset(Pairs::column(v), g, Pairs::unit(v))] = multiplied<M>(eq.dr[g]);
     }
-    store_gradients<Cell, S, first, last>(p, row, row - origin, 0, at.unit(v), at.hidden, eq.du, eq.dr);
+    store_gradients<Cell, S, first, last>(p, row, here(row), 0, at.unit(v), at.hidden, eq.du, eq.dr);
   }
 
   // The group's exchange e: multiplies dr of gates first..last-1 by R^T, and sends each block its part of dh.
