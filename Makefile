@@ -123,11 +123,10 @@ bench: install $(VENV)/.demo
 	$(BIN)/python -m perf.bench
 
 # What `make gpu` needs on a machine with a GPU, in build/gpu_pack: the library at every SIMD level, and the kernels as
-# NVRTC of CUDA 13.0 compiles them, which is the version there.
+# NVRTC of CUDA 13.0 compiles them, which is the version there and that of the tests here.
 gpu-pack: install $(VENV)/.test
-	$(call step,Installing NVRTC,$(BIN)/pip install --quiet --upgrade --target build/nvrtc "nvidia-cuda-nvrtc==13.0.*")
 	$(call step,Compiling every SIMD level,RNNKERN_SIMD_LEVELS=all $(BIN)/python setup.py -q build_ext --inplace)
-	PYTHONPATH=build/nvrtc $(BIN)/python -m perf.gpu.pack
+	$(BIN)/python -m perf.gpu.pack
 
 # For a machine with a GPU; uses the installed Python, without network and .venv. AGAIN=report.json makes the second
 # call; OUT= is the folder of the report and the archive; DRY=1 starts the kernels on a stand-in for the driver.
