@@ -216,7 +216,7 @@ def test_refuses_nan_and_infinity_in_other_places(product):
 
 
 def test_refuses_to_pool_one_call():
-    triple = torch.tensor([1 + 1e-6]), torch.tensor([1 + 1e-7]), torch.ones(1, dtype=torch.float64)
+    triple = torch.full((100,), 1 + 1e-6), torch.full((100,), 1 + 1e-7), torch.ones(100, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^gru: call 2 has the truth of call 1"):
         assert_close_over_draws(({"h": triple} for _ in range(8)), "gru: ")
 
