@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rnnkern import reference
+
 
 class Call(NamedTuple):
     """``function(u, R, state, attention_weights, **options)`` with tensors by name."""
@@ -41,6 +43,13 @@ def make(steps=12, batch=3, hidden=5, width=None, bias=True, packed=False, reset
     options["batch_sizes"] = torch.tensor(sizes, dtype=torch.int64) if packed else None
     options["reset"] = torch.rand(steps, batch) < 0.15 if resets else None
     return Call(leaves, options)
+
+
+def well_conditioned(call, least):
+    """Whether no sum that normalizes weights is smaller: of one not far above 1e-7 the weights are rounding errors."""
+    k, weights = call.options["top_k"], call(reference.sab_recurrence, return_memory=True)[2].weights
+    normalized = call(reference.sab_recurrence, top_k=k + 1, return_memory=True)[2].slots[..., -1] >= 0
+    return k == 1 or bool((weights[normalized].sum(-1) > 1 - 1e-7 / least).all())
 
 
 def outcomes(function, call):
