@@ -74,14 +74,14 @@ def sources() -> dict[Path, str]:
     return {p.relative_to(ROOT): p.read_text() for p in paths if p.is_file() and p.suffix in endings}
 
 
-def run(copy: Copy, *command: str, **env: str) -> tuple[int | str, str]:
-    """The exit status, or "hang", and the output. Remaining child processes are killed."""
+def run(copy: Copy, *command: str, longest: float | None = None, **env: str) -> tuple[int | str, str]:
+    """The exit status, or "hang" after ``longest`` seconds, and the output. Remaining child processes are killed."""
     process = subprocess.Popen(
         command, cwd=copy.folder, env=os.environ | copy.environment | env, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        said, _ = process.communicate(timeout=LONGEST)
+        said, _ = process.communicate(timeout=longest)
         return process.returncode, said
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
@@ -114,7 +114,9 @@ def build_first_dtype(copy: Copy) -> bool:
 
 def test(copy: Copy, tests: tuple[str, ...], quick: bool) -> tuple[int | str, str]:
     tier = ("-m", "not proof") if quick else ()
-    return run(copy, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tier, *tests)
+    return run(
+        copy, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tier, *tests, longest=LONGEST
+    )
 
 
 def make_copy(folder: Path, texts: dict[Path, str]) -> None:
