@@ -1,12 +1,15 @@
 """Hypothesis strategies for calls of operators: layouts of tensors, packed lengths, SIMD levels and threads."""
 
+import os
 from contextlib import contextmanager
 
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-FEW = settings(max_examples=60)
+FEW = settings(max_examples=int(os.environ.get("RNNKERN_EXAMPLES", "60")))
+"""All calls of a test are made in one process, so each meets what others leave behind: cached memory, counters and
+teams of threads."""
 
 
 @contextmanager

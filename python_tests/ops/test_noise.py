@@ -2,6 +2,7 @@
 samples that have both."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from python_tests.samples import outputs_and_gradients, recurrence_sample
 from rnnkern.ops import explain, recurrence
 from rnnkern.reference._noise import DROPOUT, hits, philox, zoneout_stream
+from rnnkern.testing import saved_bytes
 
 SEED = torch.tensor(2**40 + 17)
 
@@ -112,24 +114,17 @@ def test_a_rate_too_small_to_draw_is_none():
 
 @pytest.mark.parametrize(("cell", "mean"), [("lstm", 0), ("gru", 0), ("tanh", 1)])
 def test_no_mask_is_kept_for_the_backward(cell, mean):
-    """With the mean, h before zoneout is saved, but only for cells whose backward pass needs it and cannot compute
+    """With the mean or `keep`, h before it is saved, but only for cells whose backward pass needs it and cannot compute
     it."""
 
     def kept(**noise):
         sample = recurrence_sample(cell, 5, 3, 4, requires_grad=True)
-        bytes_of = []
+        return saved_bytes(lambda: recurrence(*sample.args, **sample.kwargs, **noise))
 
-        def count(x):
-            bytes_of.append(x.nbytes)
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-            recurrence(*sample.args, **sample.kwargs, **noise)
-        return sum(bytes_of)
-
-    plain = kept()
+    plain, rows = kept(), 5 * 3 * 8
     assert kept(zoneout=0.3, dropout=0.3, seed=SEED) == plain + SEED.nbytes
-    assert kept(zoneout=0.3) == plain + mean * 5 * 3 * 4 * 8
+    assert kept(zoneout=0.3) == plain + mean * rows * 4
+    assert kept(keep=torch.rand(5, 3, dtype=torch.float64)) == plain + mean * rows * 4 + rows
 
 
 @pytest.mark.parametrize(
@@ -138,40 +133,34 @@ def test_no_mask_is_kept_for_the_backward(cell, mean):
         ({"zoneout": 1.0}, ValueError, r"`zoneout` must be in \[0, 1\), got 1.0"),
         ({"zoneout": (0.1, -0.1)}, ValueError, r"`zoneout` must be in \[0, 1\), got -0.1"),
         ({"zoneout": (0.1,)}, ValueError, "`zoneout` must be a float or 2 floats, one per state"),
-        ({"zoneout": float("nan")}, ValueError, r"`zoneout` must be in \[0, 1\), got nan"),
-        ({"dropout": 1.5}, ValueError, r"`dropout` must be in \[0, 1\), got 1.5"),
+        ({"dropout": float("nan")}, ValueError, r"`dropout` must be in \[0, 1\), got nan"),
         ({"dropout": "0.5"}, TypeError, "`dropout` must be a float, got str"),
         ({"zoneout": True}, TypeError, "`zoneout` must be a float, got bool"),
         ({"dropout": 0.5, "seed": 1}, TypeError, "`seed` must be an int64 tensor, got int"),
-        ({"dropout": 0.5, "seed": torch.zeros(())}, TypeError, "`seed` must be an int64 tensor, got torch.float32"),
+        ({"dropout": 0.5, "seed": SEED.float()}, TypeError, "`seed` must be an int64 tensor, got torch.float32"),
         ({"dropout": 0.5, "seed": SEED.to("meta")}, TypeError, "`seed` must be on cpu like `u`, got meta"),
-        ({"seed": torch.zeros(2, dtype=torch.int64)}, ValueError, r"`seed` must have one element, got \(2,\)"),
+        ({"seed": SEED.expand(2)}, ValueError, r"`seed` must have one element, got \(2,\)"),
     ],
 )
 def test_what_is_refused(change, error, message):
     sample = recurrence_sample("lstm")
-    for face in (recurrence, lambda *args, **kwargs: explain(recurrence, *args, **kwargs)):
+    for face in (recurrence, partial(explain, recurrence)):
         with pytest.raises(error, match=message):
             face(*sample.args, **sample.kwargs, **change)
 
 
-def test_the_kernel_refuses_a_seed_that_it_cannot_read():
-    _, u, R, state = recurrence_sample("tanh").args
-    for seed, message in ((SEED.float(), "of another dtype"), (SEED.expand(2), "must have 1 elements, got 2")):
-        with pytest.raises(RuntimeError, match=f"`seed` .*{message}"):
-            torch.ops.rnnkern.recurrence(
-                "tanh", u, R, state, None, None, None, None, False, False, False, None, None, None, 0.5, seed
-            )
-
-
-@pytest.mark.parametrize("rate", [1.0, 1.5, -0.25, float("inf"), float("nan")])
 @pytest.mark.parametrize(
-    "noise", [lambda x: {"zoneout": [x, 0.0]}, lambda x: {"zoneout": [0.0, x]}, lambda x: {"dropout": x}]
+    ("noise", "said"),
+    [
+        ({"dropout": 0.5, "seed": SEED.float()}, "`seed` .*of another dtype"),
+        ({"dropout": 0.5, "seed": SEED.expand(2)}, "`seed` .*must have 1 elements, got 2"),
+        *(({"zoneout": [rate, 0.0]}, r"`zoneout` must be in \[0, 1\), got ") for rate in (1.0, -0.25, math.nan)),
+        *(({"zoneout": [0.0, rate], "seed": SEED}, r"`zoneout` must be in \[0, 1\), got ") for rate in (1.0, math.inf)),
+        *(({"dropout": rate, "seed": SEED}, r"`dropout` must be in \[0, 1\), got ") for rate in (1.0, -0.25, math.nan)),
+    ],
+    ids=str,
 )
-def test_the_kernel_refuses_a_rate_that_no_draw_has(noise, rate):
+def test_what_the_kernel_itself_refuses(noise, said):
     _, u, R, state = recurrence_sample("lstm").args
-    (name,) = noise(rate)
-    for seed in (SEED, None):
-        with pytest.raises(RuntimeError, match=rf"recurrence: `{name}` must be in \[0, 1\), got "):
-            torch.ops.rnnkern.recurrence("lstm", u, R, state, None, None, None, None, False, False, False,
-                                         **noise(rate), seed=seed)  # fmt: skip
+    with pytest.raises(RuntimeError, match=f"recurrence: {said}"):
+        torch.ops.rnnkern.recurrence("lstm", u, R, state, None, None, None, None, False, False, False, **noise)

@@ -52,6 +52,7 @@ COVERING = covering_rows(
         "grad_scale": [0, 1, 2],
         "zoneout": [0, 0.2],
         "dropout": [0, 0.3],
+        "keep": [0, 1, 2],
         "drawn": [True, False],
         "save_gates": [True, False],
         "threads": [2, 1],
@@ -80,6 +81,8 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
     save_gates = row.pop("save_gates")
     with_heads = takes(row["cell"], {"heads"})
     row["heads"] = HEADS[row["hidden"]] if row["heads"] and with_heads else 1
+    row["keep"] *= takes(row["cell"], {"keep"})
+    row["zoneout"] *= not row["keep"]  # they exclude each other
     half = row["dtype"] in HALF
     if row["cell"] in KINKED:
         row["steps"] = min(row["steps"], 63)
@@ -200,14 +203,13 @@ def test_long_sequences_of_kinked_cells_agree_in_float64(cell):
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_two_halves_equal_one_whole_bit_for_bit(cell, reverse):
-    _, (name, u, R, state), kwargs = recurrence_sample(
-        cell, 20, 5, 24, reset=True, reverse=reverse, dtype=torch.float32
-    )
-    reset = kwargs.pop("reset")
-    h, final = recurrence(name, u, R, state, reset=reset, **kwargs)
+    options = {"reset": True, "reverse": reverse, "keep": 2 * takes(cell, {"keep"}), "dtype": torch.float32}
+    _, (name, u, R, state), kwargs = recurrence_sample(cell, 20, 5, 24, **options)
+    h, final = recurrence(name, u, R, state, **kwargs)
+    per_step = {name: kwargs.pop(name) for name in ("reset", "keep") if name in kwargs}
     first, second = (slice(12, None), slice(12)) if reverse else (slice(12), slice(12, None))
-    h1, middle = recurrence(name, u[first], R, state, reset=reset[first], **kwargs)
-    h2, end = recurrence(name, u[second], R, middle, reset=reset[second], **kwargs)
+    h1, middle = recurrence(name, u[first], R, state, **{k: x[first] for k, x in per_step.items()}, **kwargs)
+    h2, end = recurrence(name, u[second], R, middle, **{k: x[second] for k, x in per_step.items()}, **kwargs)
     assert torch.equal(torch.cat([h2, h1] if reverse else [h1, h2]), h)
     assert all(map(torch.equal, end, final))
 
@@ -216,7 +218,8 @@ def test_two_halves_equal_one_whole_bit_for_bit(cell, reverse):
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.parametrize("batch", [2, 9, 64])
 def test_same_bits_for_any_number_of_threads_and_any_neighbours(cell, batch, dtype, threads):
-    sample = recurrence_sample(cell, 12, batch, 96, packed=True, dtype=dtype, requires_grad=True)
+    options = {"packed": True, "keep": 2 * takes(cell, {"keep"}), "requires_grad": True}
+    sample = recurrence_sample(cell, 12, batch, 96, **options, dtype=dtype)
     results = []
     sums = {"grad of R", "grad of bias"}  # sums over all rows, in an order that depends on the threads
     sums |= {"grad of params[0]"} if cell == "lstm_projected" else set()

@@ -1,4 +1,5 @@
-"""The reference, to which all kernels are compared: tests against torch.nn, and against scalar equations."""
+"""The reference, to which all kernels are compared, over all cells: against torch.nn and scalar equations; heads,
+resets, `grad_scale` and empty sizes."""
 
 import math
 
@@ -7,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from python_tests.ops.test_layer_norm import CELLS as NORMALISED
 from python_tests.samples import outputs_and_gradients, recurrence_sample
 from rnnkern.reference import CELLS, recurrence
+from rnnkern.reference._recurrence import product_of
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 DENSE = sorted(set(CELLS) - {"lstm_projected", "lstm_layer_norm", "gru_layer_norm"})
@@ -125,51 +128,8 @@ BY_HAND = {
 }
 
 
-def norm(x, gain, bias):
-    mean = sum(x) / len(x)
-    variance = sum((v - mean) ** 2 for v in x) / len(x)
-    return [(v - mean) / math.sqrt(variance + 1e-5) * g + b for v, g, b in zip(x, gain, bias, strict=True)]
-
-
-def lstm_layer_norm(u, R, b, state, gain, gain_c, bias_c):
-    h, c = state
-    H = len(h)
-    a = [x + y for x, y in zip(u, norm([dot(row, h) for row in R], gain, b), strict=True)]
-    i, f, o = ([s(x) for x in a[g * H : (g + 1) * H]] for g in (0, 1, 3))
-    c = [f[j] * c[j] + i[j] * math.tanh(a[2 * H + j]) for j in range(H)]
-    return [o[j] * math.tanh(y) for j, y in enumerate(norm(c, gain_c, bias_c))], c
-
-
-def gru_layer_norm(u, R, b, state, gain):
-    (h,) = state
-    H = len(h)
-    r = norm([dot(row, h) for row in R], gain, b)
-    n = [math.tanh(u[2 * H + j] + s(u[j] + r[j]) * r[2 * H + j]) for j in range(H)]
-    z = [s(u[H + j] + r[H + j]) for j in range(H)]
-    return ([(1 - z[j]) * n[j] + z[j] * h[j] for j in range(H)],)
-
-
-NORMALISED = {"lstm_layer_norm": lstm_layer_norm, "gru_layer_norm": gru_layer_norm}
-
-
 def test_every_cell_has_a_witness_of_its_own():
-    assert set(NN) | set(BY_HAND) | set(NORMALISED) == set(CELLS)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("cell", NORMALISED)
-def test_equations_of_the_normalised_cells_by_hand(cell, bias):
-    _, (_, u, R, state), kwargs = recurrence_sample(cell, 4, 2, 3)
-    b, params = kwargs["bias"] if bias else None, kwargs["params"]
-    h, final = recurrence(cell, u, R, state, bias=b, params=params)
-    own = R.tolist(), b.tolist() if bias else [0.0] * len(R)
-    for sequence in range(2):
-        now = [x[sequence].tolist() for x in state]
-        for t in range(4):
-            now = NORMALISED[cell](u[t, sequence].tolist(), *own, now, *(p.tolist() for p in params))
-            assert h[t, sequence].tolist() == pytest.approx(now[0], rel=1e-12, abs=1e-14)
-        for ended, wanted in zip(final, now, strict=True):
-            assert ended[sequence].tolist() == pytest.approx(wanted, rel=1e-12, abs=1e-14)
+    assert {*NN, *BY_HAND, *NORMALISED} == set(CELLS)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -188,31 +148,6 @@ def test_equations_by_hand(cell, bias):
             state = BY_HAND[cell](u[t, sequence].tolist(), *weights, state, parameter)
             assert h[t, sequence].tolist() == pytest.approx(state, rel=1e-12, abs=1e-14)
         assert final[sequence].tolist() == pytest.approx(state, rel=1e-12, abs=1e-14)
-
-
-def one_unit(cell, u, R, h0, **kwargs):
-    tensor = lambda x: torch.tensor(x, dtype=torch.float64)  # noqa: E731
-    kwargs = {name: (tensor([x[0]]),) if name == "params" else tensor(x) for name, x in kwargs.items()}
-    h, _ = recurrence(cell, tensor(u)[:, None, None], tensor([[R]]), (tensor([[h0]]),), **kwargs)
-    return h.flatten().tolist()
-
-
-def test_numbers_that_need_no_computer():
-    assert one_unit("identity", [1.0, 0.0, -1.0], 0.5, 2.0) == [2.0, 1.0, -0.5]
-    assert one_unit("identity", [1.0, 0.0], 0.5, 2.0, bias=[0.25]) == [2.25, 1.375]
-    assert one_unit("hardtanh", [0.5, 3.0, -2.5, 0.25], 1.0, 0.0) == [0.5, 1.0, -1.0, -0.75]
-    assert one_unit("modrelu", [1.0, -3.0, 0.25, 0.0], 1.0, 0.0, params=[-0.5]) == [0.5, -2.0, -1.25, -0.75]
-    assert one_unit("modrelu", [0.0, 0.5, 0.0], 0.0, 1.0, params=[0.5]) == [0.0, 1.0, 0.0]
-    assert one_unit("euler", [0.0, 0.0, 40.0], 0.0, 2.0, params=[0.5]) == [2.0, 2.0, 2.5]
-    # Both gates are 1/2 and n = tanh(0): half of h stays.
-    h, _ = recurrence("gru_reset_before", torch.zeros(2, 1, 3), torch.zeros(3, 1), (torch.ones(1, 1),))
-    assert h.flatten().tolist() == [0.5, 0.25]
-    # Reset and update gates are 0: n does not depend on h, although R is not zero. With the reset after the product,
-    # the gate also removes b_n.
-    u, R, h0 = torch.tensor([[[-200.0, -200.0, 0.0]]]), torch.tensor([[0.0], [0.0], [9.0]]), torch.ones(1, 1)
-    bias = torch.tensor([0.0, 0.0, 0.5])
-    assert recurrence("gru_reset_before", u, R, (h0,), bias=bias)[0].item() == pytest.approx(math.tanh(0.5))
-    assert recurrence("gru", u, R, (h0,), bias=bias)[0].item() == pytest.approx(0.0)
 
 
 # ---- heads
@@ -282,7 +217,41 @@ def test_reset_of_packed_sequences_counts_steps_and_sequences():
     torch.testing.assert_close(h, wanted[alive], **CLOSE)
 
 
-# ---- edge cases
+# ---- grad_scale
+
+
+@pytest.mark.parametrize("sizes", [(5,), (5, 2)], ids=["(T,)", "(T, B)"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_grad_scale_multiplies_the_gradient_of_h_through_the_product(cell, sizes):
+    """As h - (1 - scale) h_detached, where other gradients of h and c do not change. No gradient flows to it."""
+    sample = recurrence_sample(cell, 5, 2, 3, requires_grad=True)
+    scale = (2 * torch.rand(sizes, dtype=torch.float64)).requires_grad_()
+    scale.detach()[::2] = torch.tensor([0.0, 1.0, 0.0]).view(3, *[1] * (scale.dim() - 1))
+
+    def by_hand(name, u, R, state, bias, params, **_):
+        product, outputs = product_of(R, bias, CELLS[name].recurrent, None, None), []
+        for t in range(5):
+            factor = scale.detach()[t].view(-1, 1)
+            scaled = lambda h, *rows, x=factor, **gain: product(h.detach() + x * (h - h.detach()), *rows, **gain)  # noqa: E731
+            state = CELLS[name].step(u[t], scaled, state, *params)
+            outputs.append(state[0])
+        return torch.stack(outputs), state
+
+    wanted, plain = outputs_and_gradients(by_hand, sample), outputs_and_gradients(recurrence, sample)
+    sample.kwargs["grad_scale"] = scale
+    found = outputs_and_gradients(recurrence, sample)
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    assert torch.equal(found["h"], plain["h"])
+    assert not torch.allclose(plain["grad of u"], found["grad of u"])
+    assert torch.autograd.grad(recurrence(*sample.args, **sample.kwargs)[0].sum(), scale, allow_unused=True) == (None,)
+
+
+def test_grad_scale_leaves_infinite_values_alone():
+    u, R, h0 = torch.zeros(1, 1, 1), torch.ones(1, 1), torch.full((1, 1), torch.inf)
+    assert torch.equal(recurrence("relu", u, R, (h0,), grad_scale=torch.ones(1))[0], h0[None])
+
+
+# ---- empty sizes
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -1,4 +1,5 @@
-"""recurrence(steps=...), one input for all steps: against the reference with the input repeated."""
+"""recurrence(steps=...), one input for all steps, over the cells and options of the recurrence's table: against the
+reference with the input repeated."""
 
 import functools
 
@@ -87,51 +88,33 @@ def test_the_input_is_not_copied():
     assert peak_bytes(lambda: torch.autograd.grad(h, u, upstream, retain_graph=True)) < 0.5 * gates
 
 
-def test_explain_and_compile():
+def test_every_way_to_call():
     cell, u, R, state = constant_sample("lstm", 5).args
+    wanted, _ = repeated(5, cell, u, R, state)
+    call = lambda u: recurrence(cell, u, R, state, steps=5)[0]  # noqa: E731
     assert explain(recurrence, cell, u, R, state, steps=5).implementation == "cpu"
-    compiled = torch.compile(lambda u: recurrence(cell, u, R, state, steps=5)[0], backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(u), repeated(5, cell, u, R, state)[0])
+    torch.testing.assert_close(torch.compile(call, backend="aot_eager", fullgraph=True)(u), wanted)
+    for context in (torch.no_grad(), use("reference")):
+        with context:
+            torch.testing.assert_close(call(u), wanted)
 
 
-def test_the_bits_of_repeated_input():
-    sample = constant_sample("gru", 7)
-    kernel = outputs_and_gradients(lambda c, u, *a, **k: recurrence(c, u.expand(7, -1, -1), *a, **k), sample)
-    for name, value in outputs_and_gradients(functools.partial(in_place, 7), sample).items():
-        assert torch.equal(value, kernel[name]) or name == "grad of u"
+@pytest.mark.parametrize(("inputs", "options"), [(0, {"save_u": True}), (0, {"save_gates": False}), (4, {})], ids=str)
+def test_second_derivatives(inputs, options):
+    sample = constant_sample("lstm", 3, 2, 3, inputs=inputs)
+    leaves = sample.leaves()
 
+    def second(op):
+        h, _ = op(3, *sample.args, **sample.kwargs, **options)
+        first = torch.autograd.grad(h.sin().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.sin().sum() for g in first), leaves)
 
-@pytest.mark.parametrize("options", [{"save_u": True}, {"save_gates": False}], ids=str)
-def test_second_derivatives(options):
-    sample = constant_sample("lstm", 3, 2, 3)
-    cell, *tensors = sample.args[0], sample.args[1], sample.args[2]
-
-    def function(u, R):
-        return recurrence(cell, u, R, sample.args[3], steps=3, **options)[0]
-
-    assert torch.autograd.gradgradcheck(function, tensors)
-
-
-def test_second_derivatives_through_the_input_weights():
-    sample = constant_sample("gru", 3, 2, 3, inputs=4)
-    _, x, R, state = sample.args
-    function = lambda x, W: recurrence("gru", x, R, state, weight_ih=W, steps=3)[0]  # noqa: E731
-    assert torch.autograd.gradgradcheck(function, (x, sample.kwargs["weight_ih"]))
-
-
-def test_without_gradients_and_by_the_reference():
-    cell, u, R, state = constant_sample("lstm", 4).args
-    wanted, _ = repeated(4, cell, u, R, state)
-    with torch.no_grad():
-        torch.testing.assert_close(recurrence(cell, u, R, state, steps=4)[0], wanted)
-    with use("reference"):
-        torch.testing.assert_close(recurrence(cell, u, R, state, steps=4)[0], wanted)
+    torch.testing.assert_close(second(in_place), second(repeated))
 
 
 def test_transforms():
-    cell, u, R, state = constant_sample("gru", 4).args
-    u, R = u.detach(), R.detach()
-    value = lambda op, u: op(4, cell, u, R, tuple(s.detach() for s in state))[0].sin()  # noqa: E731
+    cell, u, R, state = constant_sample("gru", 4).to(torch.float64, requires_grad=False).args
+    value = lambda op, u: op(4, cell, u, R, state)[0].sin()  # noqa: E731
     for transform in (
         lambda f: grad(lambda u: f(u).sum())(u),
         lambda f: jvp(f, (u,), (u.cos(),))[1],
@@ -156,21 +139,5 @@ def test_errors(steps, change, error, message):
     given = {"u": u} | change
     with pytest.raises(error, match=message):
         recurrence(cell, given.pop("u"), R, state, steps=steps, **given)
-
-
-def test_the_operator_checks_the_batch_size():
-    """Of a call that does not come through the public function."""
-    cell, u, R, state = constant_sample("tanh", 4).args
-    u, R, state = u.detach(), R.detach(), [s.detach() for s in state]
-    h, *_ = torch.ops.rnnkern.recurrence(cell, u.expand(4, -1, -1), R, state, None, None, None, None, False, True, True)
-    with pytest.raises(RuntimeError, match="`u` must have B = 3 rows, got 2"):
-        torch.ops.rnnkern.recurrence_backward(
-            cell, h, [], u[:, :2], R, state, None, [], None, None, False, None, h, [], True, False,
-            None, None, True, False, False, None, 0.0, None, None, False, True, 0,
-        )  # fmt: skip
-
-
-def test_packed_input_is_refused():
-    cell, u, R, state = constant_sample("tanh", 4).args
     with pytest.raises(ValueError, match="`batch_sizes` must be None with `steps`"):
         recurrence(cell, u[0], R, state, steps=4, batch_sizes=torch.tensor([3]))

@@ -16,8 +16,7 @@ from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 MEMBERS = 3
-OPTIONS = [name for name in RECURRENCE_OPTIONS if "keep" not in name]
-"""Those with `keep` are in test_keep.py."""
+OPTIONS = list(RECURRENCE_OPTIONS)
 
 
 class Call:

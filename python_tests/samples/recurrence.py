@@ -197,7 +197,8 @@ def outputs_and_gradients(op: Any, sample: Sample, seed: int = 0) -> dict[str, T
     h, state = op(*sample.args, **sample.kwargs)
     results = {"h": h, **{f"final state[{k}]": s for k, s in enumerate(state)}}
     generator = torch.Generator().manual_seed(seed)
-    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in results.values()]
+    draw = lambda y: torch.randn(y.shape, generator=generator, dtype=torch.promote_types(y.dtype, torch.float64))  # noqa: E731
+    upstream = [draw(y).to(y) for y in results.values()]
     pairs = [(y, g) for y, g in zip(results.values(), upstream, strict=True) if y.requires_grad]
     leaves = sample.leaves()
     outputs, upstream = zip(*pairs, strict=True)
