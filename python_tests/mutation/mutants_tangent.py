@@ -45,7 +45,7 @@ TANGENTS = [
     Mutant("recurrence/cpu/normalised.h", "if (s.bias_tangent) r = r + V::load(s.bias_tangent + i, lanes);", "",
            "the tangent of a bias under a norm", named("in_float64 and gru_layer_norm", FILE)),
     Mutant("recurrence/cpu/backward.h", "if (strip.grad_h) add_row(strip.grad_h, strip, plan.dh_row);", "",
-           "the adjoint of h: what the output of the step contributes", named("in_float64 and gru-", ADJOINT)),
+           "the adjoint of h: what the output of the step contributes", named("is_the_references and gru-", ADJOINT)),
     Mutant("recurrence/cpu/backward.h", "columns, p.dh.from(at));", "columns, p.dh.from(now.row * width));",
-           "the adjoint of a projected h: its row", named("in_float64 and lstm_projected-", ADJOINT)),
+           "the adjoint of a projected h: its row", named("is_the_references and lstm_projected-", ADJOINT)),
 ]  # fmt: skip

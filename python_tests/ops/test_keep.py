@@ -6,8 +6,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.func import grad, jvp, vmap
 
-from python_tests.cells.samples import call
-from python_tests.samples import outputs_and_gradients, recurrence_sample, takes
+from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample, takes
 from rnnkern import cells, reference
 from rnnkern._extension import PerformanceWarning
 from rnnkern.ops import explain, recurrence, recurrence_tangent, slow_path, use
@@ -80,10 +79,7 @@ def test_a_step_of_its_own_for_each_sequence_of_euler():
 @pytest.mark.parametrize("cell", [cells.leaky, cells.cornn], ids=lambda cell: cell.__name__)
 def test_cells_that_rnnkern_compiled(cell):
     """One that saves nothing, and one with a momentum."""
-    keep = torch.rand(5, 3, dtype=F64)
-    with use("reference"):
-        wanted = call(cell, keep=keep)
-    torch.testing.assert_close(call(cell, keep=keep), wanted, rtol=1e-11, atol=1e-12)
+    check_recurrence(recurrence, [recurrence_sample(cell.name, T, B, H, keep=2, requires_grad=True)])
 
 
 def test_members_with_their_own_weights_of_the_old_state():
@@ -95,12 +91,6 @@ def test_members_with_their_own_weights_of_the_old_state():
         for function in (one, gradient):
             wanted = torch.stack([function(*member) for member in zip(members, keep.detach(), strict=True)])
             torch.testing.assert_close(vmap(function)(members, keep), wanted)
-
-
-def test_compiled():
-    sample = recurrence_sample("gru", T, B, H, keep=2, requires_grad=True)
-    compiled = torch.compile(recurrence, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(outputs_and_gradients(compiled, sample), outputs_and_gradients(recurrence, sample))
 
 
 def test_exported_with_any_length_and_batch():

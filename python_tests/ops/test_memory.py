@@ -1,8 +1,6 @@
 """Memory of the recurrence, for every cell: what a call saves for the backward pass, in elements per step and sequence;
 the peak of its passes; and large buffers, which are cached."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -100,18 +98,6 @@ def test_forward_and_backward_grow_with_time_by_nothing_else(cell, save_gates):
     assert abs(peak(2 * steps) - peak(steps) - 4 * values * steps * BATCH) < 1000
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_the_backward_grows_with_time_by_the_gradient_of_u(cell):
-    def peak(steps):
-        sample = recurrence_sample(cell, steps, BATCH, HIDDEN, dtype=torch.float32, requires_grad=True)
-        h, _ = recurrence(*sample.args, **sample.kwargs)
-        grads = partial(torch.autograd.grad, h, sample.leaves(), torch.randn_like(h), materialize_grads=True)
-        grads(retain_graph=True)
-        return peak_bytes(lambda: grads(retain_graph=True))
-
-    assert abs(peak(600) - peak(300) - 4 * CELLS[cell].gates * HIDDEN * 300 * BATCH) < 1000
-
-
 # ---- large buffers are cached
 
 LARGE = {"steps": 70, "batch": 64, "hidden": 128}  # gates need 9 MB, c a quarter of that
@@ -175,15 +161,3 @@ def test_what_is_in_use_is_counted_and_a_small_tensor_takes_no_large_block():
     assert rnnkern.release_memory() == 0
     del small
     assert rnnkern.release_memory() == bytes_of_small
-
-
-def test_gradients_are_right_in_memory_that_was_used_before():
-    sample = recurrence_sample("lstm", **LARGE, inputs=16, dtype=torch.float32, requires_grad=True)
-
-    def gradients():
-        h, _ = recurrence(*sample.args, **sample.kwargs)
-        return torch.autograd.grad(h.square().sum(), sample.leaves(), materialize_grads=True)
-
-    rnnkern.release_memory()
-    fresh, used = gradients(), gradients()
-    assert all(torch.equal(a, b) for a, b in zip(fresh, used, strict=True))

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from python_tests.gpu.recurrences import KINKS, off_kinks
 from python_tests.ops.drawn import FEW, batch_sizes_of, laid_out, machine
-from python_tests.ops.test_pair import DIRECTIONS, LAYERS, is_sum, run
 from python_tests.samples import RECURRENCE_PARAMS, Sample, outputs_and_gradients, takes
 from python_tests.tiers import LEVELS
 from rnnkern import reference
@@ -147,30 +146,3 @@ def test_calls_large_enough_for_a_team(call, use, level, threads):
 def test_small_calls_in_low_precision(call, use, dtype, level, threads):
     """If the input projection is computed inside, u cannot be moved away from kinks."""
     check(call, use, level, threads, dtype)
-
-
-@FEWER
-@given(
-    calls(st.integers(0, 60), st.integers(0, 6), st.integers(1, 60), inputs=st.sampled_from([1, 5, 9])),
-    st.sampled_from([DIRECTIONS, LAYERS]),
-    st.sampled_from(LEVELS),
-    st.integers(2, 4),
-    st.data(),
-)
-def test_two_at_once_are_two_calls(call, pair, level, threads, data):
-    sample, save_gates = call
-    cell, x, R, state = sample.args
-    own = {name: sample.kwargs[name] for name in ("weight_ih", "bias_ih", "bias", "params", "batch_sizes", "reset")}
-    first = {**own, "R": R, "state": state, "save_gates": save_gates}
-    rows, columns = own["weight_ih"].shape
-    width = state[0].shape[1] if pair is LAYERS else columns
-    second = first | {"R": R.flip(0), "weight_ih": data.draw(laid_out(rows, width, scale=1 / width**0.5))}
-    for leaf in (x, R, first["weight_ih"], second["weight_ih"], *state):
-        leaf.requires_grad_()
-    with machine(level, threads):
-        wanted, actual = run(pair.two_calls, cell, x, first, second), run(pair.at_once, cell, x, first, second)
-    for name, value in wanted.items():
-        if is_sum(cell, name):
-            torch.testing.assert_close(actual[name], value, rtol=1e-11, atol=1e-11, msg=name)
-        else:
-            assert torch.equal(actual[name], value), name

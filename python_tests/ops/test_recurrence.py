@@ -1,4 +1,5 @@
-"""The CPU kernels against the reference: values, gradients, sizes, layouts, determinism."""
+"""The CPU kernels against the reference, over all cells and options and a covering array of sizes: values, gradients,
+layouts, determinism."""
 
 import itertools
 import os
@@ -202,23 +203,25 @@ def test_long_sequences_of_kinked_cells_agree_in_float64(cell):
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.parametrize("reverse", [False, True])
-def test_two_halves_equal_one_whole_bit_for_bit(cell, reverse):
+def test_pieces_equal_the_whole_bit_for_bit(cell, reverse):
     options = {"reset": True, "reverse": reverse, "keep": 2 * takes(cell, {"keep"}), "dtype": torch.float32}
     _, (name, u, R, state), kwargs = recurrence_sample(cell, 20, 5, 24, **options)
     h, final = recurrence(name, u, R, state, **kwargs)
     per_step = {name: kwargs.pop(name) for name in ("reset", "keep") if name in kwargs}
-    first, second = (slice(12, None), slice(12)) if reverse else (slice(12), slice(12, None))
-    h1, middle = recurrence(name, u[first], R, state, **{k: x[first] for k, x in per_step.items()}, **kwargs)
-    h2, end = recurrence(name, u[second], R, middle, **{k: x[second] for k, x in per_step.items()}, **kwargs)
-    assert torch.equal(torch.cat([h2, h1] if reverse else [h1, h2]), h)
-    assert all(map(torch.equal, end, final))
+    outputs = []
+    for piece in reversed(range(3)) if reverse else range(3):
+        given = {name: x.split((1, 11, 8))[piece] for name, x in ({"u": u} | per_step).items()}
+        output, state = recurrence(name, given.pop("u"), R, state, **given, **kwargs)
+        outputs.append(output)
+    assert torch.equal(torch.cat(outputs[::-1] if reverse else outputs), h)
+    assert all(map(torch.equal, state, final))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.parametrize("batch", [2, 9, 64])
 def test_same_bits_for_any_number_of_threads_and_any_neighbours(cell, batch, dtype, threads):
-    options = {"packed": True, "keep": 2 * takes(cell, {"keep"}), "requires_grad": True}
+    options = {"packed": True, "keep": 2 * takes(cell, {"keep"}), "dropout": 0.3, "requires_grad": True}
     sample = recurrence_sample(cell, 12, batch, 96, **options, dtype=dtype)
     results = []
     sums = {"grad of R", "grad of bias"}  # sums over all rows, in an order that depends on the threads
@@ -250,13 +253,6 @@ def test_layouts_do_not_matter(cell):
     expanded = recurrence(name, row.expand_as(u), R, tuple(s.expand(5, -1) for s in zero), **kwargs)
     dense = recurrence(name, row.repeat(6, 5, 1), R, tuple(s.repeat(5, 1) for s in zero), **kwargs)
     assert torch.equal(expanded[0], dense[0])
-
-
-def test_expanded_gradients():
-    sample = recurrence_sample("lstm", 6, 5, 8, requires_grad=True)
-    grads = [torch.autograd.grad(op(*sample.args, **sample.kwargs)[0].sum(), sample.leaves())
-             for op in (recurrence, reference.recurrence)]  # fmt: skip
-    torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru_reset_before"])

@@ -12,7 +12,6 @@ from python_tests.gpu.recurrences import KINKS, off_kinks
 from python_tests.ops.test_autograd import WITHOUT_AOT
 from python_tests.samples import (
     RECURRENCE_OPTIONS,
-    Sample,
     covering_rows,
     draws,
     recurrence_sample,
@@ -45,6 +44,11 @@ def same_bits(first, second):
     return [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
+def check_in_float64(sample):
+    actual, wanted = results(recurrence_tangent, sample), results(reference.recurrence_tangent, sample)
+    torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-10)
+
+
 @each_level
 @pytest.mark.parametrize("every", [0, 2])
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
@@ -52,12 +56,16 @@ def test_in_float64_it_is_the_reference(sample, every, level, simd):
     if every and "reset" in sample.kwargs:
         pytest.skip("a reset sets all tangents to zero")
     simd(level)
-    sample = with_tangents(sample, every=every)
-    actual, wanted = results(recurrence_tangent, sample), results(reference.recurrence_tangent, sample)
-    for name, x in wanted.items():
-        torch.testing.assert_close(
-            actual[name], x, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    check_in_float64(with_tangents(sample, every=every))
+
+
+OWN = {cell.name: cell for cell in (*CELLS, *map(vars(rnnkern.cells).get, rnnkern.cells.__all__))
+       if isinstance(cell, rnnkern.Cell)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", quick_where(lambda name: OWN[name].__name__ in ("several", "nas"), sorted(OWN)))
+def test_cells_of_users_have_it_too(name):
+    check_in_float64(tangent_sample(name, 4, 2, 5))
 
 
 COVERING = covering_rows(
@@ -264,50 +272,11 @@ def test_nan_and_infinity_are_not_taken_for_lost_ranks():
         assert not found.lost.any()
 
 
-OWN = {cell.name: cell for cell in (*CELLS, *(getattr(rnnkern.cells, name) for name in rnnkern.cells.__all__))
-       if isinstance(cell, rnnkern.Cell)}  # fmt: skip
-
-
-def own_sample(cell, steps=4, batch=2, hidden=5):
-    gates, recurrent = len(cell.gates) * hidden, len(cell.recurrent) * hidden
-    u, R = torch.randn(steps, batch, gates), 0.5 * torch.randn(recurrent, hidden)
-    state = tuple(0.5 * torch.randn(batch, hidden) for _ in cell.states)
-    params = tuple(torch.empty(hidden).uniform_(*cell.init.get(name, (-0.5, 0.5))) for name in cell.params)
-    kwargs = {"bias": torch.randn(recurrent), "params": params, "batch_sizes": None, "reverse": False}
-    return Sample(cell.name, (cell.name, u, R, state), kwargs).to(torch.float64)
-
-
-@pytest.mark.parametrize("name", quick_where(lambda name: name in ("several", "nas"), sorted(OWN)))
-def test_cells_of_users_have_it_too(name):
-    """Against forward mode through the loop of the reference."""
-    sample = with_tangents(own_sample(OWN[name]))
-    actual, wanted = results(recurrence_tangent, sample), results(reference.recurrence_tangent, sample)
-    for key, x in wanted.items():
-        torch.testing.assert_close(actual[key], x, rtol=1e-9, atol=1e-10)
-
-
 @pytest.mark.parametrize("every", [0, 2])
-def test_compiled_and_exported(every):
-    class Model(torch.nn.Module):
-        def forward(self, u, R, h0, c0, h_dot, c_dot):
-            found = recurrence_tangent("lstm", u, R, (h0, c0), (h_dot, c_dot), every=every, sequence=not every)
-            return found.h_tangent, *found.tangents, found.log_r, found.lost
-
-    def arguments(steps, batch, count):
-        draw = lambda *shape: torch.randn(*shape, dtype=torch.float64)  # noqa: E731
-        states = draw(batch, 3), draw(batch, 3), draw(count, batch, 3), draw(count, batch, 3)
-        return draw(steps, batch, 12), draw(12, 3), *states
-
-    T = torch.export.Dim("T", min=3 if every else 0)  # the exporter tells a single block from several
-    B, S = torch.export.Dim("B", min=0), torch.export.Dim("S", min=0, max=6)
-    shapes = ({0: T, 1: B}, {}, {0: B}, {0: B}, {0: S, 1: B}, {0: S, 1: B})
-    program = torch.export.export(Model(), arguments(5, 4, 2), dynamic_shapes=shapes).module()
-    compiled = torch.compile(Model(), backend="aot_eager", fullgraph=True, dynamic=True)
-    for sizes in ((5, 4, 2), (7, 2, 3), (4, 0, 2), (4, 2, 0), *([] if every else [(0, 2, 2)])):
-        args = arguments(*sizes)
-        for run in (compiled, program):
-            for actual, wanted in zip(run(*args), Model()(*args), strict=True):
-                torch.testing.assert_close(actual, wanted)
+def test_compiled(every):
+    sample = tangent_sample("lstm", 5, 4, 3, count=2, every=every)
+    compiled = torch.compile(recurrence_tangent, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(results(compiled, sample), results(recurrence_tangent, sample))
 
 
 @pytest.mark.parametrize("every", [0, 2])

@@ -1,12 +1,10 @@
-"""The reference, to which all kernels are compared, over all cells: against torch.nn and scalar equations; heads,
+"""The reference, to which all kernels are compared, over all cells: against scalar equations; heads,
 resets, `grad_scale` and empty sizes."""
 
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from python_tests.ops.test_layer_norm import CELLS as NORMALISED
 from python_tests.samples import outputs_and_gradients, recurrence_sample
@@ -18,54 +16,8 @@ DENSE = sorted(set(CELLS) - {"lstm_projected", "lstm_layer_norm", "gru_layer_nor
 """Cells whose R may have heads."""
 
 
-# ---- against torch.nn
-
-NN = {
-    "tanh": (torch.nn.RNN, {}),
-    "relu": (torch.nn.RNN, {"nonlinearity": "relu"}),
-    "lstm": (torch.nn.LSTM, {}),
-    "gru": (torch.nn.GRU, {}),
-    "lstm_projected": (torch.nn.LSTM, {"proj_size": 2}),
-}
-
-
-def by_reference(cell, module, x, state, batch_sizes):
-    outputs, finals = [], []
-    for k, suffix in enumerate(("l0", "l0_reverse")):
-        W, R, b_ih, b_hh = (getattr(module, f"{n}_{suffix}") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-        params = (getattr(module, f"weight_hr_{suffix}"),) if cell == "lstm_projected" else ()
-        initial = tuple(s[k] for s in state)
-        h, final = recurrence(cell, F.linear(x, W, b_ih), R, initial, bias=b_hh, params=params, batch_sizes=batch_sizes,
-                              reverse=k == 1)  # fmt: skip
-        outputs.append(h)
-        finals.append(final)
-    return torch.cat(outputs, -1), tuple(map(torch.stack, zip(*finals, strict=True)))
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("cell", NN)
-def test_both_directions_are_torch_nns(cell, packed):
-    cls, options = NN[cell]
-    module = cls(3, 4, bidirectional=True, dtype=torch.float64, **options)
-    widths = (module.proj_size or 4, 4) if cell.startswith("lstm") else (4,)
-    state = tuple(torch.randn(2, 3, width, dtype=torch.float64, requires_grad=True) for width in widths)
-    x, batch_sizes = torch.randn(6, 3, 3, dtype=torch.float64), None
-    if packed:
-        x, batch_sizes, *_ = pack_sequence([x[:6, 0], x[:4, 1], x[:1, 2]])
-    x.requires_grad_()
-    ours, final = by_reference(cell, module, x, state, batch_sizes)
-    hx = state if cell.startswith("lstm") else state[0]
-    theirs, theirs_final = module(x if batch_sizes is None else PackedSequence(x, batch_sizes), hx)
-    theirs = theirs.data if packed else theirs
-    theirs_final = theirs_final if cell.startswith("lstm") else (theirs_final,)
-    torch.testing.assert_close((ours, *final), (theirs, *theirs_final), **CLOSE)
-    leaves = [x, *state, *module.parameters()]
-    upstream = [torch.randn_like(y) for y in (ours, *final)]
-    torch.testing.assert_close(
-        torch.autograd.grad((ours, *final), leaves, upstream),
-        torch.autograd.grad((theirs, *theirs_final), leaves, upstream),
-        **CLOSE,
-    )
+TORCH_NN = {"tanh", "relu", "lstm", "gru", "lstm_projected"}
+"""Cells that python_tests/nn/test_parity.py compares with those of torch.nn."""
 
 
 # ---- against the equations of single units, in Python floats
@@ -129,7 +81,7 @@ BY_HAND = {
 
 
 def test_every_cell_has_a_witness_of_its_own():
-    assert {*NN, *BY_HAND, *NORMALISED} == set(CELLS)
+    assert {*TORCH_NN, *BY_HAND, *NORMALISED} == set(CELLS)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -66,18 +66,6 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(cell, dtype):
     agree(*(functools.partial(op, 20) for op in (in_place, repeated)), outputs_and_gradients, samples)
 
 
-@pytest.mark.parametrize("save_gates", [True, False])
-@pytest.mark.parametrize("inputs", [0, 5])
-def test_an_expanded_tensor(inputs, save_gates):
-    """The memory of one step in place of that of all."""
-    sample = constant_sample("lstm", 4, inputs=inputs, dtype=torch.float64)
-
-    def expanded(cell, u, *rest, **kwargs):
-        return recurrence(cell, u.expand(4, -1, -1), *rest, save_gates=save_gates, **kwargs)
-
-    agree(expanded, functools.partial(repeated, 4), outputs_and_gradients, [sample])
-
-
 def test_the_input_is_not_copied():
     cell, u, R, state = constant_sample("lstm", 64, 8, 32, dtype=torch.float32).args
     gates = 64 * 8 * 4 * 32 * 4  # bytes of u or its gradient for all steps

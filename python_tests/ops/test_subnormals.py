@@ -1,10 +1,9 @@
-"""Subnormal numbers: CPU kernels of float32 and narrower take them for zero, those of float64 compute with them, and
-every thread keeps its own setting."""
+"""Subnormal numbers, over the tables of operators and layers: every thread keeps its own setting. CPU kernels of
+float32 and narrower take them for zero, those of float64 compute with them."""
 
 import ctypes
 import math
 import platform
-import time
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 from python_tests.ops.test_every_operator import CALLS, results
 from python_tests.samples import public_layers
 from python_tests.tiers import each_level
-from rnnkern import nn, ops
+from rnnkern import ops
 from rnnkern.ops import linear_scan, recurrence
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors compute with them")
@@ -117,36 +116,3 @@ def test_they_are_exact_in_float64(level, simd):
     a = torch.full((5,), 0.5, dtype=torch.float64)
     h, _ = linear_scan(a, a.new_zeros(1100, 1, 5), a.new_ones(1, 5))
     assert h[:, 0, 0].tolist() == [math.ldexp(1.0, -k) for k in range(1, 1101)]
-
-
-def least(calls, seconds=3.0):
-    """The least time of each call. Other load only adds time."""
-    times = dict.fromkeys(calls, math.inf)
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for name, call in calls.items():
-            begun = time.perf_counter()
-            call()
-            times[name] = min(times[name], time.perf_counter() - begun)
-    return times
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN", "ExpRNN", "RelRNN"])
-def test_a_loss_on_the_last_step_costs_no_more(name, threads):
-    threads(1)
-    layer, x = getattr(nn, name)(64, 64), torch.randn(200, 8, 64)
-    times = least({"last": lambda: layer(x)[0][-1].sum().backward(), "all": lambda: layer(x)[0].sum().backward()})
-    assert times["last"] <= 1.1 * times["all"]
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("sizes", [(2000, 4), (20000, 1)])
-def test_silence_after_an_impulse_costs_no_more(sizes, threads):
-    threads(1)
-    layer, noise = nn.LRU(64, 64, r_min=0.9, r_max=0.99), torch.randn(*sizes, 64)
-    silence = torch.zeros_like(noise)
-    silence[0] = 1
-    with torch.no_grad():
-        times = least({"silence": lambda: layer(silence), "noise": lambda: layer(noise)})
-    assert times["silence"] <= 1.15 * times["noise"]

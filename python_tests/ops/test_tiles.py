@@ -203,24 +203,19 @@ def test_pytorchs_own_products_are_as_before():
         assert torch.equal(layer(sequence)[0], first)
 
 
-@pytest.mark.parametrize("level", [level for level in LEVELS if level != "amx"])
-def test_without_amx_the_setting_does_nothing(level, simd):
+WITHOUT = [(level, torch.float32) for level in LEVELS if level != "amx"]
+WITHOUT += [("amx", torch.float64), ("amx", torch.float16)] if HAS_TILES else []
+
+
+@pytest.mark.parametrize(("level", "dtype"), WITHOUT, ids=str)
+def test_without_amx_and_in_other_dtypes_the_setting_does_nothing(level, dtype, simd):
     simd(level)
-    sample = recurrence_sample("lstm", 3, 8, 20, inputs=5, dtype=torch.float32, requires_grad=True)
+    sample = recurrence_sample("lstm", 3, 8, 20, inputs=5, dtype=dtype, requires_grad=True)
     exact = outputs_and_gradients(recurrence, sample)
     for precision in PARTS:
         assert_same_bits(outputs_and_gradients(under(precision), sample), exact)
         with allowed(precision):
             assert "bfloat16" not in ops.explain(recurrence, *sample.args, **sample.kwargs).reason
-
-
-@with_tiles
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_other_dtypes_are_as_they_were(dtype):
-    sample = recurrence_sample("lstm", 3, 8, 20, inputs=5, dtype=dtype, requires_grad=True)
-    exact = outputs_and_gradients(recurrence, sample)
-    for precision in PARTS:
-        assert_same_bits(outputs_and_gradients(under(precision), sample), exact)
 
 
 @pytest.mark.parametrize("parts", [-1, 3])
