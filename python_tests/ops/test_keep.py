@@ -65,17 +65,6 @@ def test_one_leaves_the_initial_state_also_where_the_step_has_no_finite_value(ce
         assert all(map(torch.equal, final, state))
 
 
-def test_a_step_of_its_own_for_each_sequence_of_euler():
-    """1 - d with dt = 1 is dt = d."""
-    _, u, R, (h0,) = recurrence_sample("euler", 1, B, H).args
-    d = torch.rand(B, dtype=F64)
-    one = torch.ones(H, dtype=F64)
-    h, _ = recurrence("euler", u, R, (h0,), params=(one,), keep=(1 - d)[None])
-    for b in range(B):
-        wanted, _ = recurrence("euler", u[:, b : b + 1], R, (h0[b : b + 1],), params=(d[b] * one,))
-        torch.testing.assert_close(h[:, b : b + 1], wanted, rtol=1e-15, atol=1e-15)
-
-
 @pytest.mark.parametrize("cell", [cells.leaky, cells.cornn], ids=lambda cell: cell.__name__)
 def test_cells_that_rnnkern_compiled(cell):
     """One that saves nothing, and one with a momentum."""
@@ -93,20 +82,10 @@ def test_members_with_their_own_weights_of_the_old_state():
             torch.testing.assert_close(vmap(function)(members, keep), wanted)
 
 
-def test_exported_with_any_length_and_batch():
-    class Model(torch.nn.Module):
-        def forward(self, u, R, h0, keep):
-            return recurrence("tanh", u, R, (h0,), keep=keep)[0]
-
-    def arguments(steps, batch):
-        return torch.randn(steps, batch, 3), torch.randn(3, 3), torch.randn(batch, 3), torch.rand(steps, batch)
-
-    steps, batch = torch.export.Dim("T", min=0), torch.export.Dim("B", min=0)
-    shapes = {0: steps, 1: batch}, None, {0: batch}, {0: steps, 1: batch}
-    program = torch.export.export(Model(), arguments(5, 4), dynamic_shapes=shapes).module()
-    for sizes in ((9, 2), (0, 3), (2, 0)):
-        args = arguments(*sizes)
-        torch.testing.assert_close(program(*args), Model()(*args))
+def test_compiled():
+    sample = recurrence_sample("gru", T, B, H, keep=2, requires_grad=True)
+    compiled = torch.compile(recurrence, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(outputs_and_gradients(compiled, sample), outputs_and_gradients(recurrence, sample))
 
 
 SHAPE = r"`keep` must be \(T,\) = \(7,\) or \(T, B\) = \(7, 5\), got "

@@ -9,7 +9,6 @@ import torch
 import rnnkern
 from python_tests.cells.samples import CELLS
 from python_tests.gpu.recurrences import KINKS, off_kinks
-from python_tests.ops.test_autograd import WITHOUT_AOT
 from python_tests.samples import RECURRENCE_OPTIONS, agree, draws, recurrence_sample, takes
 from python_tests.samples.recorded import opcheck
 from python_tests.tiers import each_level
@@ -96,7 +95,7 @@ def test_it_leaves_the_bits_of_the_other_gradients(cell, dtype, inputs, threads)
 @pytest.mark.parametrize("cell", ["lstm_projected", "gru"])
 def test_opcheck(cell):
     sample = recurrence_sample(cell, 5, 4, 18, packed=True)
-    opcheck(lambda: adjoint_of_sines(recurrence_adjoint, sample), *WITHOUT_AOT)
+    opcheck(lambda: adjoint_of_sines(recurrence_adjoint, sample))
 
 
 @pytest.mark.parametrize("cell", [*CELLS, rnnkern.cells.heavy_ball], ids=lambda cell: cell.name)

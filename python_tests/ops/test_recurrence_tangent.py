@@ -8,10 +8,10 @@ import torch
 
 import rnnkern
 from python_tests.cells.samples import CELLS
-from python_tests.gpu.recurrences import KINKS, off_kinks
-from python_tests.ops.test_autograd import WITHOUT_AOT
+from python_tests.gpu.recurrences import off_kinks
 from python_tests.samples import (
     RECURRENCE_OPTIONS,
+    agree,
     covering_rows,
     draws,
     recurrence_sample,
@@ -22,9 +22,9 @@ from python_tests.samples.recorded import opcheck, recorded
 from python_tests.samples.tangents import tangent_sample, with_tangents
 from python_tests.tiers import LEVELS, each_level, quick_where
 from rnnkern import ops, reference
-from rnnkern.ops import recurrence, recurrence_tangent
+from rnnkern.ops import recurrence_tangent
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
-from rnnkern.testing import assert_close_over_draws, peak_bytes
+from rnnkern.testing import peak_bytes
 
 SAMPLES = [
     sample
@@ -74,7 +74,7 @@ COVERING = covering_rows(
         "cell": list(KERNEL_CELLS),
         "steps": [12, 0, 1, 40],
         "batch": [3, 0, 1, 17],
-        "hidden": [33, 1, 64, 100],
+        "hidden": [33, 2, 64, 100],
         "count": [3, 0, 1, 40],
         "option": [name for name in RECURRENCE_OPTIONS if "grad_scale" not in name],
         "forced": [True, False],
@@ -91,29 +91,18 @@ COVERING = covering_rows(
 )
 @pytest.mark.sampled
 def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, threads):
-    row = dict(row)
-    simd(row.pop("level"))
-    threads(row.pop("threads"))
-    dtype, option = row.pop("dtype"), RECURRENCE_OPTIONS[row.pop("option")]
-    options = option if takes(row["cell"], option) and row["hidden"] % option.get("heads", 1) == 0 else {}
+    simd(row["level"])
+    threads(row["threads"])
+    cell, dtype, option = row["cell"], row["dtype"], RECURRENCE_OPTIONS[row["option"]]
+    steps = min(row["steps"], 12) if dtype == torch.float16 else row["steps"]  # tangents of more would overflow
+    options = option if takes(cell, option) and row["hidden"] % option.get("heads", 1) == 0 else {}
 
-    def compared(along):
-        if along.kwargs.get("weight_ih") is None:
-            along = off_kinks(along)  # so that rounding does not decide on which side of a kink a unit is
-        sample = with_tangents(along, row["count"], forced=row["forced"])
-        actual = results(recurrence_tangent, sample)
-        naive, truth = (results(reference.recurrence_tangent, s) for s in (sample, sample.to(torch.float64)))
-        if any((x.abs() > torch.finfo(dtype).max / 4).any() for x in truth.values()):
-            return None  # of a single unit with a weight above 1
-        if not all(x.isfinite().all() for x in naive.values()):
-            # PyTorch's own tangent may overflow in float16: of a layer norm, or of a modulus near 0.
-            assert all(x.isfinite().all() for x in actual.values())
-            wider = results(reference.recurrence_tangent, sample.to(torch.bfloat16))
-            naive = {name: x.to(actual[name]) for name, x in wider.items()}
-        return {name: (x, naive[name], truth[name]) for name, x in actual.items()}
+    def sample():
+        along = recurrence_sample(cell, steps, row["batch"], row["hidden"], dtype=dtype, **options)
+        along = along if "inputs" in options else off_kinks(along)
+        return with_tangents(along, row["count"], forced=row["forced"])
 
-    sizes = row["cell"], row["steps"], row["batch"], row["hidden"]
-    assert_close_over_draws(filter(None, map(compared, draws(recurrence_sample, *sizes, dtype=dtype, **options))))
+    agree(recurrence_tangent, reference.recurrence_tangent, results, draws(sample))
 
 
 def without_gemm(sample):
@@ -147,32 +136,6 @@ def test_bits_depend_neither_on_threads_nor_on_other_tangents(cell, threads):
         alone = recurrence_tangent(*args, only(s, tangents), **own, **kwargs)
         assert torch.equal(alone.h_tangent[0], together["h_tangent"][s])
         assert all(torch.equal(x[0], together[f"tangents[{k}]"][s]) for k, x in enumerate(alone.tangents))
-
-
-def inner(xs, ys):
-    return sum((x * y).sum() for x, y in zip(xs, ys, strict=True))
-
-
-@pytest.mark.parametrize("cell", KINKS)
-def test_at_a_kink_it_is_the_transpose_of_the_backward_pass(cell):
-    """relu at 0, hardtanh at 1, modReLU where |z| + b is 0."""
-    sample = tangent_sample(cell, 4, 3, 6, count=1, requires_grad=True, bias=False)
-    cell, u, R, state, tangents = sample.args
-    params = sample.kwargs["params"]
-    with torch.no_grad():
-        R.fill_(0)
-        u.fill_(0)[:, :, ::2] = 1
-        for x in params:
-            x.fill_(-1)
-    h, final = recurrence(cell, u, R, state, params=params)
-    upstream = [torch.randn_like(y) for y in (h, *final)]
-    gradients = torch.autograd.grad([h, *final], [u, *state, *params], upstream, materialize_grads=True)
-    directions = [sample.kwargs["u_tangent"], *tangents, *sample.kwargs["params_tangent"]]
-    with torch.no_grad():
-        found = recurrence_tangent(*sample.args, **sample.kwargs | {"r_tangent": None})
-    forward = inner(upstream, [found.h_tangent[0], *(x[0] for x in found.tangents)])
-    backward = inner(gradients, [x[0] for x in directions])
-    torch.testing.assert_close(forward, backward, rtol=1e-12, atol=1e-12 * sum(g.abs().sum().item() for g in gradients))
 
 
 def identity(sizes, batch=1):
@@ -213,7 +176,6 @@ def test_orthonormalization_is_that_of_a_qr_decomposition(dtype, level, simd):
 
 def test_nearly_dependent_tangents_become_orthonormal():
     """One pass of Gram-Schmidt would leave products of 1e-7."""
-    torch.manual_seed(0)
     Q = torch.randn(1, 1, 12, dtype=torch.float64) + 1e-9 * torch.randn(6, 1, 12, dtype=torch.float64)
     u, h = torch.zeros(1, 1, 12, dtype=torch.float64), torch.zeros(1, 12, dtype=torch.float64)
     R = torch.eye(12, dtype=torch.float64)
@@ -285,7 +247,7 @@ def test_compiled(every):
 )
 def test_opcheck_of_the_operator(cell, options, every):
     sample = tangent_sample(cell, 3, 2, 4, every=every, **options)
-    opcheck(lambda: results(recurrence_tangent, sample), *WITHOUT_AOT)
+    opcheck(lambda: results(recurrence_tangent, sample))
 
 
 def test_memory_of_the_operator_does_not_depend_on_the_length():

@@ -26,7 +26,11 @@ def recorded(call: Callable[[], Any]) -> list[tuple[Any, tuple]]:
     return recorder.calls
 
 
-def opcheck(call: Callable[[], Any], *checks: str) -> None:
-    """Runs torch's opcheck on every operator that runs during a call."""
+FAST = ("test_schema", "test_autograd_registration", "test_faketensor")
+"""The fast tests of opcheck; "test_aot_dispatch_dynamic" takes seconds."""
+
+
+def opcheck(call: Callable[[], Any], *more: str) -> None:
+    """Runs the fast tests of torch's opcheck, and others, on every operator that runs during a call."""
     for operator, args in recorded(call):
-        torch.library.opcheck(operator, args, test_utils=checks)
+        torch.library.opcheck(operator, args, test_utils=(*FAST, *more))
