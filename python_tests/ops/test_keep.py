@@ -6,7 +6,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.func import grad, jvp, vmap
 
-from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample, takes
+from python_tests.samples import assert_same_bits, check_recurrence, outputs_and_gradients, recurrence_sample, takes
 from rnnkern import cells, reference
 from rnnkern._extension import PerformanceWarning
 from rnnkern.ops import explain, recurrence, recurrence_tangent, slow_path, use
@@ -23,10 +23,6 @@ ONES = torch.ones(T, B, dtype=F64)
 def with_options(sample, **options):
     """Results and gradients of a sample's call with other options."""
     return outputs_and_gradients(recurrence, sample._replace(kwargs=sample.kwargs | options))
-
-
-def assert_same_bits(one, other):
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 def weights(value, dtype, sizes=2):

@@ -1,23 +1,20 @@
 """Gradients with respect to h of every step, over the cells and options of the recurrence's table: the backward kernel
 against the reference, and its other results with and without them."""
 
-import itertools
-
 import pytest
 import torch
 
 import rnnkern
 from python_tests.cells.samples import CELLS
-from python_tests.gpu.recurrences import KINKS, off_kinks
-from python_tests.samples import RECURRENCE_OPTIONS, agree, draws, recurrence_sample, takes
+from python_tests.samples import agree, recurrence_sample
 from python_tests.samples.recorded import opcheck
+from python_tests.samples.tangents import DERIVED_ROWS, derived_draws
 from python_tests.tiers import each_level
 from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.reference._recurrence import recurrence_adjoint as by_the_reference
 
 F64 = torch.float64
-DTYPES = [F64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def of_sines(h):
@@ -29,22 +26,12 @@ def adjoint_of_sines(op, sample):
     return {"adjoint": op(of_sines, *sample.args, **sample.kwargs)}
 
 
-ROWS = [
-    (cell, option, dtype)
-    for cell, (option, given), dtype in itertools.product(KERNEL_CELLS, RECURRENCE_OPTIONS.items(), DTYPES)
-    if takes(cell, given) and not (cell in KINKS and "inputs" in given and dtype != F64)
-]
-"""In low precision without calls whose u cannot be moved away from kinks."""
-
-
 @each_level
-@pytest.mark.parametrize(("cell", "option", "dtype"), ROWS, ids=str)
+@pytest.mark.parametrize(("cell", "option", "dtype"), DERIVED_ROWS, ids=str)
 @pytest.mark.sampled
 def test_it_is_the_references(cell, option, dtype, level, simd):
     simd(level)
-    options = RECURRENCE_OPTIONS[option]
-    samples = draws(recurrence_sample, cell, 9, 4, 18, **options, dtype=dtype)
-    samples = samples if "inputs" in options else map(off_kinks, samples)
+    samples = derived_draws(cell, option, dtype, 9, 4, 18)
     agree(recurrence_adjoint, by_the_reference, adjoint_of_sines, samples)
 
 

@@ -8,28 +8,20 @@ import torch
 
 import rnnkern
 from python_tests.cells.samples import CELLS
-from python_tests.gpu.recurrences import off_kinks
-from python_tests.samples import (
-    RECURRENCE_OPTIONS,
-    agree,
-    covering_rows,
-    draws,
-    recurrence_sample,
-    recurrence_samples,
-    takes,
-)
+from python_tests.samples import agree, assert_same_bits, draws
 from python_tests.samples.recorded import opcheck, recorded
-from python_tests.samples.tangents import tangent_sample, with_tangents
+from python_tests.samples.tangents import DERIVED_ROWS, derived_draws, tangent_sample, with_tangents
 from python_tests.tiers import LEVELS, each_level, quick_where
 from rnnkern import ops, reference
 from rnnkern.ops import recurrence_tangent
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.testing import peak_bytes
 
-SAMPLES = [
-    sample
-    for sample in recurrence_samples(KERNEL_CELLS, steps=5, batch=4, hidden=18)
-    if "grad_scale" not in sample.kwargs
+ROWS = [
+    (*row, every)
+    for row in DERIVED_ROWS
+    if "grad_scale" not in row[1]
+    for every in ((0, 2) if row[2] == torch.float64 and "reset" not in row[1] else (0,))
 ]
 
 
@@ -40,23 +32,27 @@ def results(op, sample):
     return named | {f"{kind}[{k}]": x for kind, group in groups.items() for k, x in enumerate(group)}
 
 
-def same_bits(first, second):
-    return [name for name in first if not torch.equal(first[name], second[name])] == []
-
-
-def check_in_float64(sample):
-    actual, wanted = results(recurrence_tangent, sample), results(reference.recurrence_tangent, sample)
-    torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-10)
-
-
 @each_level
-@pytest.mark.parametrize("every", [0, 2])
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
-def test_in_float64_it_is_the_reference(sample, every, level, simd):
-    if every and "reset" in sample.kwargs:
-        pytest.skip("a reset sets all tangents to zero")
+@pytest.mark.parametrize(
+    ("cell", "option", "dtype", "every"),
+    quick_where(lambda row: row[2] == torch.float64 or row[1] == "zoneout", ROWS),
+    ids=str,
+)
+def test_it_is_the_references(cell, option, dtype, every, level, simd):
     simd(level)
-    check_in_float64(with_tangents(sample, every=every))
+    samples = (with_tangents(sample, every=every) for sample in derived_draws(cell, option, dtype, 5, 4, 18))
+    agree(recurrence_tangent, reference.recurrence_tangent, results, samples)
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "hidden", "count"), [(0, 3, 5, 2), (1, 1, 1, 0), (5, 0, 4, 3), (40, 17, 33, 40), (3, 1, 100, 1)]
+)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_awkward_sizes(cell, steps, batch, hidden, count, threads):
+    threads(2)
+    sample = tangent_sample(cell, steps, batch, hidden, count=count)
+    found, wanted = (results(op, sample) for op in (recurrence_tangent, reference.recurrence_tangent))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
 OWN = {cell.name: cell for cell in (*CELLS, *map(vars(rnnkern.cells).get, rnnkern.cells.__all__))
@@ -65,44 +61,7 @@ OWN = {cell.name: cell for cell in (*CELLS, *map(vars(rnnkern.cells).get, rnnker
 
 @pytest.mark.parametrize("name", quick_where(lambda name: OWN[name].__name__ in ("several", "nas"), sorted(OWN)))
 def test_cells_of_users_have_it_too(name):
-    check_in_float64(tangent_sample(name, 4, 2, 5))
-
-
-COVERING = covering_rows(
-    {
-        "dtype": [torch.float32, torch.bfloat16, torch.float16],
-        "cell": list(KERNEL_CELLS),
-        "steps": [12, 0, 1, 40],
-        "batch": [3, 0, 1, 17],
-        "hidden": [33, 2, 64, 100],
-        "count": [3, 0, 1, 40],
-        "option": [name for name in RECURRENCE_OPTIONS if "grad_scale" not in name],
-        "forced": [True, False],
-        "threads": [2, 1],
-        "level": LEVELS,
-    }
-)
-
-
-@pytest.mark.parametrize(
-    "row",
-    quick_where(lambda row: row["count"] < 40 and row["steps"] < 40, COVERING),
-    ids=lambda row: "-".join(map(str, row.values())),
-)
-@pytest.mark.sampled
-def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, threads):
-    simd(row["level"])
-    threads(row["threads"])
-    cell, dtype, option = row["cell"], row["dtype"], RECURRENCE_OPTIONS[row["option"]]
-    steps = min(row["steps"], 12) if dtype == torch.float16 else row["steps"]  # tangents of more would overflow
-    options = option if takes(cell, option) and row["hidden"] % option.get("heads", 1) == 0 else {}
-
-    def sample():
-        along = recurrence_sample(cell, steps, row["batch"], row["hidden"], dtype=dtype, **options)
-        along = along if "inputs" in options else off_kinks(along)
-        return with_tangents(along, row["count"], forced=row["forced"])
-
-    agree(recurrence_tangent, reference.recurrence_tangent, results, draws(sample))
+    agree(recurrence_tangent, reference.recurrence_tangent, results, draws(tangent_sample, name, 4, 2, 5))
 
 
 def without_gemm(sample):
@@ -126,9 +85,9 @@ def test_bits_depend_neither_on_threads_nor_on_other_tangents(cell, threads):
         without_gemm(sample)
         threads(2)
         together = results(recurrence_tangent, sample)
-        assert same_bits(together, results(recurrence_tangent, sample))
+        assert_same_bits(together, results(recurrence_tangent, sample))
         threads(1)
-        assert same_bits(together, results(recurrence_tangent, sample))
+        assert_same_bits(together, results(recurrence_tangent, sample))
     (*args, tangents), kwargs = forced.args, dict(forced.kwargs)
     directions = {name: kwargs.pop(name) for name in ("u_tangent", "r_tangent", "bias_tangent", "params_tangent")}
     for s in range(7):

@@ -1,6 +1,7 @@
-"""The reference, to which all kernels are compared, over all cells: against scalar equations; heads,
-resets, `grad_scale` and empty sizes."""
+"""The reference, to which all kernels are compared, over all cells: against scalar equations; heads, resets,
+`grad_scale` and empty sizes."""
 
+import itertools
 import math
 
 import pytest
@@ -20,62 +21,34 @@ TORCH_NN = {"tanh", "relu", "lstm", "gru", "lstm_projected"}
 """Cells that python_tests/nn/test_parity.py compares with those of torch.nn."""
 
 
-# ---- against the equations of single units, in Python floats
+# ---- against the equations of a unit, in Python's numbers; r(k, x) is what R and the bias make of x for gate k
 
 
 def s(x):
     return 1 / (1 + math.exp(-x))
 
 
-def dot(row, h):
-    return sum(a * b for a, b in zip(row, h, strict=True))
+def modrelu(z, bias):
+    return z / abs(z) * max(abs(z) + bias, 0)
 
 
-def elman(phi):
-    """h_j = phi_j(u_j + R_j h + b_j), where phi_j may depend on the previous h_j and the unit's parameter."""
-
-    def step(u, R, b, h, p):
-        return [phi(u[j] + dot(R[j], h) + b[j], h[j], p[j]) for j in range(len(h))]
-
-    return step
+def gru_reset_before(u, r, h, _):
+    reset, update = (s(u[k] + r(k, h)) for k in range(2))
+    return (1 - update) * math.tanh(u[2] + r(2, reset * h)) + update * h
 
 
-def gru_reset_before(u, R, b, h, p):
-    H = len(h)
-    r = [s(u[j] + dot(R[j], h) + b[j]) for j in range(H)]
-    z = [s(u[H + j] + dot(R[H + j], h) + b[H + j]) for j in range(H)]
-    damped = [r[j] * h[j] for j in range(H)]
-    n = [math.tanh(u[2 * H + j] + dot(R[2 * H + j], damped) + b[2 * H + j]) for j in range(H)]
-    return [(1 - z[j]) * n[j] + z[j] * h[j] for j in range(H)]
-
-
-def modrelu(z, h, bias):
-    if z == 0 or abs(z) + bias <= 0:
-        return 0.0
-    return (abs(z) + bias) * (1 if z > 0 else -1)
-
-
-def complex_modrelu(u, R, b, h, p):
-    H = len(h)
-    z = [complex(*(u[k] + dot(R[k], h) + b[k] for k in (j, H + j))) for j in range(H)]
-    return [z[j].real / abs(z[j]) * max(abs(z[j]) + p[j], 0) for j in range(H)]
-
-
-def goru(u, R, b, h, p):
-    H = len(h)
-    a = [dot(R[k], h) + b[k] for k in range(3 * H)]
-    r, z = ([s(u[k] + a[k]) for k in range(g * H, (g + 1) * H)] for g in range(2))
-    n = [modrelu(u[2 * H + j] + r[j] * a[2 * H + j], h[j], p[j]) for j in range(H)]
-    return [(1 - z[j]) * n[j] + z[j] * h[j] for j in range(H)]
+def goru(u, r, h, bias):
+    reset, update = (s(u[k] + r(k, h)) for k in range(2))
+    return (1 - update) * modrelu(u[2] + reset * r(2, h), bias) + update * h
 
 
 BY_HAND = {
-    "complex_modrelu": complex_modrelu,
+    "complex_modrelu": lambda u, r, h, bias: modrelu(complex(u[0] + r(0, h), u[1] + r(1, h)), bias).real,
     "goru": goru,
-    "identity": elman(lambda z, h, p: z),
-    "hardtanh": elman(lambda z, h, p: -1.0 if z < -1 else 1.0 if z > 1 else z),
-    "modrelu": elman(modrelu),
-    "euler": elman(lambda z, h, dt: h + dt * math.tanh(z)),
+    "identity": lambda u, r, h, _: u[0] + r(0, h),
+    "hardtanh": lambda u, r, h, _: min(max(u[0] + r(0, h), -1.0), 1.0),
+    "modrelu": lambda u, r, h, bias: modrelu(u[0] + r(0, h), bias),
+    "euler": lambda u, r, h, dt: h + dt * math.tanh(u[0] + r(0, h)),
     "gru_reset_before": gru_reset_before,
 }
 
@@ -87,19 +60,18 @@ def test_every_cell_has_a_witness_of_its_own():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cell", BY_HAND)
 def test_equations_by_hand(cell, bias):
-    torch.manual_seed(4)
-    _, (_, u, R, (h0,)), kwargs = recurrence_sample(cell, 4, 2, 3)
-    u, R, b = 1.5 * u, 1.5 * R, kwargs["bias"] if bias else None
-    params = tuple(p + 0.2 for p in kwargs["params"])
-    h, (final,) = recurrence(cell, u, R, (h0,), bias=b, params=params)
-    weights = R.tolist(), b.tolist() if bias else [0.0] * len(R)
-    parameter = params[0].tolist() if params else [None] * 3
-    for sequence in range(2):
-        state = h0[sequence].tolist()
+    """Each unit is a head."""
+    sample = recurrence_sample(cell, 4, 2, 3, heads=3, bias=bias)
+    _, u, R, (h0,) = sample.args
+    h, _ = recurrence(*sample.args, **sample.kwargs)
+    biases = sample.kwargs["bias"].unflatten(0, (-1, 3)) if bias else torch.zeros(CELLS[cell].gates, 3)
+    (params,) = sample.kwargs["params"] or (torch.zeros(3),)
+    for sequence, unit in itertools.product(range(2), range(3)):
+        r = lambda k, x, unit=unit: R[unit, k, 0].item() * x + biases[k, unit].item()  # noqa: E731
+        state = h0[sequence, unit].item()
         for t in range(4):
-            state = BY_HAND[cell](u[t, sequence].tolist(), *weights, state, parameter)
-            assert h[t, sequence].tolist() == pytest.approx(state, rel=1e-12, abs=1e-14)
-        assert final[sequence].tolist() == pytest.approx(state, rel=1e-12, abs=1e-14)
+            state = BY_HAND[cell](u[t, sequence].view(-1, 3)[:, unit].tolist(), r, state, params[unit].item())
+            assert h[t, sequence, unit].item() == pytest.approx(state, rel=1e-12, abs=1e-14)
 
 
 # ---- heads

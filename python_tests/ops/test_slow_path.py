@@ -1,8 +1,6 @@
 """A call that runs the reference because a kernel is missing warns once, and the warning names a remedy."""
 
-import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -85,16 +83,6 @@ def test_what_no_installation_serves_does_not_warn(monkeypatch):
     assert warned(run) == []
     assert warned(lambda: ops.givens_product(torch.zeros(1, 2), phases=torch.zeros(1, 2))) == []
     assert warned(lambda: ops.recurrence("tanh", u.to("meta"), R.to("meta"), (h0.to("meta"),))) == []
-
-
-@pytest.mark.usefixtures("no_kernels")
-def test_threads_that_come_at_once_are_warned_once():
-    def all_at_once():
-        with ThreadPoolExecutor(8) as pool:
-            start = threading.Barrier(8)
-            list(pool.map(lambda _: (start.wait(), run()), range(8)))
-
-    assert len(warned(all_at_once)) == 1
 
 
 @pytest.mark.usefixtures("no_kernels")

@@ -1,4 +1,4 @@
-"""Subnormal numbers, over the tables of operators and layers: every thread keeps its own setting. CPU kernels of
+"""Subnormal numbers, over the table of operators: every thread keeps its own setting. CPU kernels of
 float32 and narrower take them for zero, those of float64 compute with them."""
 
 import ctypes
@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from python_tests.ops.test_every_operator import CALLS, results
-from python_tests.samples import public_layers
 from python_tests.tiers import each_level
 from rnnkern import ops
 from rnnkern.ops import linear_scan, recurrence
@@ -48,19 +47,6 @@ def test_operators_leave_the_setting(name, caller):
     check_setting(lambda: results(getattr(ops, name), CALLS[name](*sizes, **dtype)))
 
 
-@pytest.mark.parametrize("name", public_layers.NAMES)
-def test_layers_leave_the_setting(name, caller):
-    layer = public_layers.layer(name)
-    rows = (40,) if name.endswith(("Cell", "ODE")) else (40, public_layers.OBJECTS)
-    x = torch.randn(*rows, public_layers.INPUT_SIZE)
-
-    def train():
-        y = layer(x)
-        (y if isinstance(y, torch.Tensor) else y[0]).sum().backward()
-
-    check_setting(train)
-
-
 def test_an_error_leaves_the_setting(caller):
     u, R, h0 = torch.zeros(2, 3, 4), torch.zeros(4, 4), torch.zeros(3, 5)
 
@@ -80,16 +66,6 @@ def test_states_and_inputs_are_zero(dtype, level, simd, threads):
     tiny, zeros, R = torch.full((2, 64, 64), SUBNORMAL, dtype=dtype), torch.zeros(2, 64, 64, dtype=dtype), torch.eye(64)
     for u, h0 in ((tiny, zeros[0]), (zeros, tiny[0])):
         assert not recurrence("identity", u, R.to(dtype), (h0,))[0].any()
-
-
-@each_level
-def test_results_are_zero_in_float32(level, simd):
-    simd(level)
-    a = torch.full((5,), 0.5)
-    h, last = linear_scan(a, torch.zeros(200, 1, 5), torch.ones(1, 5))
-    assert torch.equal(h[:126, 0, 0], 0.5 ** torch.arange(1, 127.0))
-    assert not h[126:].any()
-    assert not last.any()
 
 
 @each_level

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_only
 
 from python_tests.samples.agreement import agree
 from rnnkern import reference
@@ -35,21 +36,16 @@ class Sample(NamedTuple):
         """The same values in a dtype, as new leaves that require gradients (None: where they did before)."""
 
         def cast(x):
-            if isinstance(x, (tuple, list)):
-                return tuple(map(cast, x))
             if not isinstance(x, Tensor) or not x.is_floating_point():
                 return x
-            return (
-                x.detach()
-                .to(dtype, copy=True)
-                .requires_grad_(x.requires_grad if requires_grad is None else requires_grad)
-            )
+            wanted = x.requires_grad if requires_grad is None else requires_grad
+            return x.detach().to(dtype, copy=True).requires_grad_(wanted)
 
-        kwargs = {key: cast(value) for key, value in self.kwargs.items()}
+        sample = tree_map(cast, self)
         for constant in ("grad_scale", "keep"):
-            if kwargs.get(constant) is not None:
-                kwargs[constant].requires_grad_(False)
-        return Sample(self.name, cast(self.args), kwargs)
+            if sample.kwargs.get(constant) is not None:
+                sample.kwargs[constant].requires_grad_(False)
+        return sample
 
 
 RECURRENCE_PARAMS = {
@@ -147,12 +143,7 @@ def recurrence_sample(
         tensors["weight_ih"] = torch.randn(gates * hidden, inputs) / math.sqrt(inputs)
         tensors["bias_ih"] = 0.5 * torch.randn(gates * hidden) if bias else None
 
-    def leaf(x):
-        if isinstance(x, tuple):
-            return tuple(map(leaf, x))
-        return None if x is None else x.to(dtype).requires_grad_(requires_grad)
-
-    tensors = {name: leaf(x) for name, x in tensors.items()}
+    tensors = tree_map_only(Tensor, lambda x: x.to(dtype).requires_grad_(requires_grad), tensors)
     kwargs = {"bias": tensors["bias"], "params": tensors["params"], "batch_sizes": batch_sizes, "reverse": reverse}
     kwargs |= {name: tensors[name] for name in ("weight_ih", "bias_ih") if name in tensors}
     if reset:

@@ -1,11 +1,32 @@
-"""Calls of ops.recurrence_tangent, from the samples of the recurrence."""
+"""Calls of ops.recurrence_tangent, from the samples of the recurrence; and the table of operators that are derived from
+it."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from python_tests.samples.recurrence import Sample, recurrence_sample
+from python_tests.gpu.recurrences import KINKS, off_kinks
+from python_tests.samples.agreement import draws
+from python_tests.samples.recurrence import RECURRENCE_OPTIONS, Sample, recurrence_sample, takes
+from rnnkern.ops._recurrence.facts import KERNEL_CELLS
 from rnnkern.reference._recurrence import cell_of
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+DERIVED_ROWS = [
+    (cell, option, dtype)
+    for cell, (option, given), dtype in itertools.product(KERNEL_CELLS, RECURRENCE_OPTIONS.items(), DTYPES)
+    if takes(cell, given) and not (cell in KINKS and "inputs" in given and dtype != torch.float64)
+]
+"""Cells, options and dtypes, in low precision without calls whose u cannot be moved away from kinks."""
+
+
+def derived_draws(cell: str, option: str, dtype: torch.dtype, *sizes: int) -> Iterator[Sample]:
+    """Endless random samples of a row."""
+    options = RECURRENCE_OPTIONS[option]
+    samples = draws(recurrence_sample, cell, *sizes, **options, dtype=dtype)
+    return samples if "inputs" in options else map(off_kinks, samples)
 
 
 def tangent_sample(
