@@ -277,7 +277,7 @@ DERIVATIVES = {
     "second": second,
     "under vmap": under_vmap,
     "of h": of_some_outputs("h 1"),
-    "of the other h and a state": of_some_outputs("h 0", "final[1] 1"),
+    "of the other h and a state": of_some_outputs("h 0", "final[0] 1"),
     "of the first state": of_some_outputs("final[0] 0"),
     "of both states": of_some_outputs("final[1] 0", "final[0] 1"),
 }
@@ -321,8 +321,7 @@ def test_the_layer_below_costs_nothing_where_it_is_frozen(threads):
 
 @pairs
 def test_what_the_backward_keeps(pair, threads):
-    """The input once, and h, c and the gates of each recurrence."""
+    """h, c and the gates of each recurrence, beside the input."""
     threads(2)
     call = sample(pair, "lstm", 7, 3, 16, requires_grad=True)
-    values = 5 + 2 * 6 * 16
-    assert saved_bytes(lambda: pair.op(*call)) == 8 * (7 * 3 * values + 2 * 2 * 3 * 16)
+    assert saved_bytes(lambda: pair.op(*call), [call[1]]) == 8 * 7 * 3 * 2 * 6 * 16

@@ -13,7 +13,7 @@ SIZES = [3, 2, 2, 2]
 LAYERS = {
     "recurrence": lambda: nn.RNN(4, 4),
     "relevancy_recurrence": lambda: nn.RelRNN(4, 4),
-    "givens_recurrence": lambda: nn.EURNN(4, 4),
+    "givens_recurrence": lambda: nn.EURNN(4, 4, fused=True),
     "sab_recurrence": lambda: nn.SABLSTM(4, 4),
     "linear_scan": lambda: nn.LRU(4, 4),
     "moment_filter": lambda: nn.RNN(4, 4, filter=Adam(0.6, 0.6, 0.99)),
