@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.func import grad, jvp, vmap
 
+from python_tests.gpu.recurrences import KINKS
 from python_tests.samples import (
     RECURRENCE_OPTIONS,
     agree,
@@ -39,31 +40,26 @@ def repeated(steps, cell, u, *rest, **kwargs):
     return reference.recurrence(cell, u.expand(steps, *u.shape[1:]), *rest, **kwargs)
 
 
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ROWS = [
     row
     for row in covering_rows(
         {"cell": list(KERNEL_CELLS), "option": OPTIONS, "steps": STEPS, "save_gates": [True, False], "threads": [1, 2],
-         "sizes": [(3, 6), (1, 4), (9, 20)]}
+         "sizes": [(3, 6), (1, 4), (9, 20)], "dtype": DTYPES}
     )
     if takes(row["cell"], RECURRENCE_OPTIONS[row["option"]])
+    and (row["dtype"] == torch.float64 or row["cell"] not in KINKS)
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
 @pytest.mark.sampled
 def test_values_and_gradients(row, threads):
-    steps, save = row["steps"], {"save_gates": row["save_gates"]}
-    samples = draws(constant_sample, row["cell"], steps, *row["sizes"], **RECURRENCE_OPTIONS[row["option"]])
     threads(row["threads"])
-    ops = functools.partial(in_place, steps, **save), functools.partial(repeated, steps)
-    agree(*ops, outputs_and_gradients, samples)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("cell", ["gru", "lstm", "euler"])
-def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(cell, dtype):
-    samples = draws(constant_sample, cell, 20, 5, 24, dtype=dtype)
-    agree(*(functools.partial(op, 20) for op in (in_place, repeated)), outputs_and_gradients, samples)
+    options = RECURRENCE_OPTIONS[row["option"]] | {"dtype": row["dtype"]}
+    samples = draws(constant_sample, row["cell"], row["steps"], *row["sizes"], **options)
+    op = functools.partial(in_place, row["steps"], save_gates=row["save_gates"])
+    agree(op, functools.partial(repeated, row["steps"]), outputs_and_gradients, samples)
 
 
 def test_the_input_is_not_copied():

@@ -14,7 +14,6 @@ from python_tests.samples.rounded import RoundedProducts, to_bfloat16
 from python_tests.tiers import LEVELS, PAIRS
 from rnnkern import _extension, nn, ops, reference
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
 from rnnkern.ops._recurrence.autograd import KERNEL_CELLS
 
 HAS_TILES = bool(LEVELS) and LEVELS[-1] == "amx"
@@ -64,13 +63,9 @@ def test_each_size_of_tiles_and_remainders(precision, threads_in_use, threads):
     for size in sizes:
         sample = of_integers(*size, steps=steps)
         exact, found = (outputs_and_gradients(op, sample) for op in (recurrence, under(precision)))
-        if precision == "medium":  # the gradients of h are random
-            found = {name: value for name, value in found.items() if not name.startswith("grad")}
-            assert_same_bits(found, exact)
-        else:
-            for name, value in found.items():
-                torch.testing.assert_close(value, exact[name], rtol=1e-4, atol=1e-4 * exact[name].abs().max().item())
-            assert torch.equal(found["h"], exact["h"])
+        assert_same_bits({name: x for name, x in found.items() if not name.startswith("grad")}, exact)
+        for name, value in found.items() if precision == "high" else ():  # the gradients of h are random
+            torch.testing.assert_close(value, exact[name], rtol=1e-4, atol=1e-4 * exact[name].abs().max().item())
 
 
 @with_tiles
@@ -175,17 +170,6 @@ def test_compiled_functions_keep_the_setting_of_their_compilation():
     assert_same_bits(outputs_and_gradients(under("high", compiled), sample), kept)
     exact = outputs_and_gradients(recurrence, sample)
     assert_same_bits(outputs_and_gradients(compiled, sample), exact)  # PyTorch compiles anew
-
-
-@with_tiles
-def test_the_gradient_of_every_h():
-    sample = recurrence_sample("lstm", 4, 8, 40, dtype=torch.float32)
-    exact, found = (
-        op(torch.ones_like, *sample.args, **sample.kwargs)
-        for op in (recurrence_adjoint, under("high", recurrence_adjoint))
-    )
-    assert not torch.equal(exact, found)
-    torch.testing.assert_close(exact, found, rtol=1e-3, atol=1e-4)
 
 
 @with_tiles
