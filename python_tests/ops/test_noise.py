@@ -121,12 +121,3 @@ def test_what_is_refused(change, error, message):
     for face in (recurrence, partial(explain, recurrence)):
         with pytest.raises(error, match=message):
             face(*sample.args, **sample.kwargs, **change)
-
-
-def test_the_kernel_refuses_a_seed_that_it_cannot_read():
-    _, u, R, state = recurrence_sample("tanh").args
-    for seed, said in ((SEED.float(), "of another dtype"), (SEED.expand(2), "must have 1 elements, got 2")):
-        with pytest.raises(RuntimeError, match=f"`seed` .*{said}"):
-            torch.ops.rnnkern.recurrence(
-                "tanh", u, R, state, None, None, None, None, False, False, False, dropout=0.5, seed=seed
-            )

@@ -26,20 +26,20 @@ USES = {
 """How the results are used: their gradients are missing, strided or expanded."""
 
 
+NO_INPUTS = st.just(0)
 RATES = st.just(0.0) | st.floats(1e-6, 0.9)  # rates below 2^-32 count as 0
 
 
 @st.composite
-def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None, with_keep=True):
-    """Strategy for calls. `inputs` draws I, or 0 for a call with u; None draws all kinds. `with_keep` draws `keep` for
-    some calls."""
+def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=NO_INPUTS, with_keep=True):
+    """Strategy for calls. `inputs` draws I, or 0 for a call with u; with `with_keep`, some calls have `keep`."""
     torch.manual_seed(draw(st.integers(0, 2**31)))
     cell, T, B, H = draw(st.sampled_from(list(cells))), draw(steps), draw(batches), draw(units)
     heads = draw(st.sampled_from([k for k in range(1, H + 1) if H % k == 0])) if takes(cell, {"heads"}) else 1
     keep = draw(st.sampled_from([0, 0, 1, 2])) if with_keep and takes(cell, {"keep"}) else 0
     flags = {name: draw(st.booleans()) for name in ("bias", "reset", "reverse", "drawn")}
     sample = recurrence_sample(
-        cell, T, B, H, heads=heads, inputs=draw(inputs) if inputs else 0, keep=keep, dropout=draw(RATES),
+        cell, T, B, H, heads=heads, inputs=draw(inputs), keep=keep, dropout=draw(RATES),
         zoneout=0.0 if keep else draw(RATES), grad_scale=draw(st.integers(0, 2)), **flags,
     )  # fmt: skip
     _, u, R, state = sample.args

@@ -47,16 +47,6 @@ def test_operators_leave_the_setting(name, caller):
     check_setting(lambda: results(getattr(ops, name), CALLS[name](*sizes, **dtype)))
 
 
-def test_an_error_leaves_the_setting(caller):
-    u, R, h0 = torch.zeros(2, 3, 4), torch.zeros(4, 4), torch.zeros(3, 5)
-
-    def fail():
-        with pytest.raises(ValueError, match="state"):
-            recurrence("tanh", u, R, (h0,))
-
-    check_setting(fail)
-
-
 @each_level
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_states_and_inputs_are_zero(dtype, level, simd, threads):
