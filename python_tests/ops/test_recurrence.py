@@ -86,7 +86,8 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
     row["keep"] *= takes(row["cell"], {"keep"})
     row["zoneout"] *= not row["keep"]  # they exclude each other
     half = row["dtype"] in HALF
-    if row["cell"] in KINKED:
+    norm_of_one = reference.CELLS[row["cell"]].normalised and row["hidden"] == 1  # leaves rounding errors alone
+    if row["cell"] in KINKED or norm_of_one:
         row["steps"] = min(row["steps"], 63)
     single = half and row["hidden"] == 1
     if row["cell"] in UNBOUNDED and (row["dropout"] or single):
