@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 FEW = settings(max_examples=int(os.environ.get("RNNKERN_EXAMPLES", "60")))
-"""All calls of a test are made in one process, so each meets what others leave behind: cached memory, counters and
-teams of threads."""
+"""Random calls of a test; `make sanitize` asks for thousands. All are made in one process, so each meets what others
+leave behind: cached memory, counters and teams of threads."""
 
 
 @contextmanager

@@ -311,14 +311,6 @@ def test_a_frozen_weight_changes_no_other_gradient(cell, pair, threads):
             torch.testing.assert_close(value, wanted[name], msg=f"{frozen}: {name}")
 
 
-def test_the_layer_below_costs_nothing_where_it_is_frozen(threads):
-    threads(2)
-    cell, x, lower, upper = sample(LAYERS, "gru", 5, 3, 6)
-    upper["R"].requires_grad_()
-    h, _, _ = recurrence_stacked(cell, x, lower, upper)
-    assert ran(h.sum().backward) == TWICE[2:3]
-
-
 @pairs
 def test_what_the_backward_keeps(pair, threads):
     """h, c and the gates of each recurrence, beside the input."""

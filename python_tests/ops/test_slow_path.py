@@ -54,7 +54,6 @@ def test_the_first_call_warns_and_no_other():
     "call",
     [
         lambda: rnnkern.nn.GRU(4, 4)(u),
-        lambda: rnnkern.nn.LSTMCell(4, 4)(h0),
         lambda: ops.skew_exp(R),
         lambda: ops.linear_scan(torch.ones(4), u, h0),
         lambda: rnnkern.nn.SABLSTM(4, 4)(u),
