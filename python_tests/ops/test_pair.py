@@ -221,7 +221,8 @@ def test_compiled_code_is_two_calls(pair, threads):
 
 
 @pairs
-def test_wrong_arguments_of_either_are_named(pair):
+def test_wrong_arguments_of_either_are_named(pair, threads):
+    threads(2)
     cell, x, one, other = sample(pair, "lstm", 4, 3, 8)
     for wrong in ((one | {"R": one["R"][1:]}, other), (one, other | {"R": other["R"][1:]})):
         for op in (pair.op, pair.op._choose):

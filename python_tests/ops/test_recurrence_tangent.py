@@ -238,6 +238,8 @@ def test_second_derivatives_go_through_the_reference():
         ({"r_tangent": torch.zeros(2, 4, 3, 5)}, ValueError, "`r_tangent` must be None for a cell that adds u and R h"),
         ({"u_tangent": torch.zeros(2, 4, 3, 4)}, ValueError, r"`u_tangent` must be \(S, T, B, G\*H\) = \(2, 4, 3, 5\)"),
         ({"params_tangent": (torch.zeros(5),)}, ValueError, "`params_tangent` must have 0 tensors like `params`"),
+        ({"tangents": torch.zeros(2, 3, 5)}, TypeError, "`tangents` must be a tuple of tensors, got Tensor"),
+        ({"tangents": (torch.zeros(3, 5),)}, ValueError, r"`tangents\[0\]` must be \(S, B, H\), got \(3, 5\)"),
         ({"tangents": ()}, ValueError, "`tangents` must have 1 tensors like `state`, got 0"),
         ({"tangents": (torch.zeros(2, 3, 4),)}, ValueError, r"`tangents\[0\]` must be \(S, B, H\) = \(2, 3, 5\), got"),
         ({"tangents": (torch.zeros(6, 3, 5),), "every": 1}, ValueError, "must be at most 5, the size of the state"),
