@@ -78,7 +78,7 @@ wheel: $(VENV)/.wheel
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist \
 	  --exclude 'libtorch*.so' --exclude 'libc10*.so' --exclude libgomp.so.1 build/wheel/*.whl
 
-# Runs tests of operators, 10,000 random calls and interpreted kernels under the address and undefined-behavior
+# Runs tests of operators, thousands of random calls and interpreted kernels under the address and undefined-behavior
 # sanitizers, in a copy with a separate build; python_tests/threads looks for races.
 SANITIZED := build/sanitize
 UNDER = PYTHONPATH=. ASAN_OPTIONS=detect_leaks=0 \
@@ -90,9 +90,9 @@ sanitize: install $(VENV)/.test
 	cd $(SANITIZED) && RNNKERN_LDFLAGS=-fsanitize=address,undefined \
 	  RNNKERN_CXXFLAGS="-O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 	  $(abspath $(BIN))/python setup.py -q build_ext --inplace
-	cd $(SANITIZED) && $(UNDER) RNNKERN_SOAK=10000 $(PYTEST) -p no:cacheprovider python_tests/ops/test_recurrence.py \
+	cd $(SANITIZED) && $(UNDER) RNNKERN_EXAMPLES=3000 $(PYTEST) -p no:cacheprovider python_tests/ops/test_recurrence.py \
 	  python_tests/ops/test_noise.py python_tests/ops/test_pair.py \
-	  python_tests/ops/test_soak.py python_tests/ops/test_skew_exp.py python_tests/ops/test_skew_bound.py \
+	  python_tests/ops/test_properties.py python_tests/ops/test_skew_exp.py python_tests/ops/test_skew_bound.py \
 	  python_tests/ops/test_orthogonal.py python_tests/ops/test_givens.py \
 	  python_tests/ops/test_givens_recurrence.py \
 	  python_tests/ops/test_gather_attention.py python_tests/ops/test_relevancy.py \

@@ -4,8 +4,8 @@ from python_tests.mutation.mutant import Mutant, named
 
 FILE = "python_tests/ops/test_recurrence_tangent.py"
 TANGENT, ORTHONORMAL = "recurrence/cpu/tangent.h", "recurrence/cpu/orthonormal.h"
-VALUES = named("in_float64 and lstm-", FILE)
-TWO_PRODUCTS = named("in_float64 and gru_reset_before-", FILE)
+VALUES = named("references and lstm-", FILE)
+TWO_PRODUCTS = named("references and gru_reset_before-", FILE)
 EXPONENTS = named("determinants or qr_decomposition", FILE)
 LOST = named("lost", FILE)
 ADJOINT = "python_tests/ops/test_recurrence_adjoint.py"
@@ -20,12 +20,12 @@ TANGENTS = [
            "the old h in a second product's operand", TWO_PRODUCTS),
     Mutant(TANGENT, "if (added) r[g] = r[g] + V::load(added + g * hidden + unit, lanes);",
            "if (added) r[g] = r[g] + V(2) * V::load(added + g * hidden + unit, lanes);", "forcing counts twice",
-           named("in_float64 and gru-", FILE)),
+           named("references and gru-", FILE)),
     Mutant(TANGENT, "return now.h.is_reset(i / count) ? plan.zeros : tangent_of(i, state);",
-           "return tangent_of(i, state);", "a reset is ignored", named("in_float64 and lstm-packed-reset", FILE)),
+           "return tangent_of(i, state);", "a reset is ignored", named("references and lstm-packed-reset", FILE)),
     Mutant(TANGENT, "mix(V::load(old_tangent(now, i, state) + unit, lanes), next, i / count",
            "mix(next, V::load(old_tangent(now, i, state) + unit, lanes), i / count", "zoneout's mask is inverted",
-           named("in_float64 and lstm-zoneout", FILE)),
+           named("references and lstm-zoneout", FILE)),
     Mutant(TANGENT, "p.log_r + (k / p.every * p.steps.batch + b) * count, p.lost",
            "p.log_r + (k / p.every * p.steps.batch) * count, p.lost", "the logarithms of another sequence", EXPONENTS),
     Mutant(TANGENT, "TangentRows<T> rows{cell.states, count, {}, {}};", "TangentRows<T> rows{1, count, {}, {}};",
@@ -43,9 +43,9 @@ TANGENTS = [
     Mutant(ORTHONORMAL, "if (length <= least * before) {", "if (length <= 0) {",
            "a rank that is lost to rounding", LOST),
     Mutant("recurrence/cpu/normalised.h", "if (s.bias_tangent) r = r + V::load(s.bias_tangent + i, lanes);", "",
-           "the tangent of a bias under a norm", named("in_float64 and gru_layer_norm", FILE)),
+           "the tangent of a bias under a norm", named("references and gru_layer_norm", FILE)),
     Mutant("recurrence/cpu/backward.h", "if (strip.grad_h) add_row(strip.grad_h, strip, plan.dh_row);", "",
-           "the adjoint of h: what the output of the step contributes", named("in_float64 and gru-", ADJOINT)),
+           "the adjoint of h: what the output of the step contributes", named("references and gru-", ADJOINT)),
     Mutant("recurrence/cpu/backward.h", "columns, p.dh.from(at));", "columns, p.dh.from(now.row * width));",
-           "the adjoint of a projected h: its row", named("in_float64 and lstm_projected-", ADJOINT)),
+           "the adjoint of a projected h: its row", named("references and lstm_projected-", ADJOINT)),
 ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Memory that a call saves for the backward pass, in elements per step and sequence."""
+"""Memory of the recurrence, for every cell: what a call saves for the backward pass, in elements per step and sequence;
+the peak of its passes; and large buffers, which are cached."""
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from rnnkern.nn.filters import Adam
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.reference import CELLS
+from rnnkern.testing import peak_bytes
 
 STEPS, BATCH, HIDDEN = 7, 3, 16
 
@@ -35,38 +37,29 @@ def per_row(sample, save_gates) -> int:
     return sum(s.shape[1] for s in state) + gates * HIDDEN
 
 
-@pytest.mark.parametrize("save_u", [True, False])
+@pytest.mark.parametrize("options", [{}, {"inputs": 5}, {"save_u": True}], ids=str)
 @pytest.mark.parametrize("save_gates", [True, False])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_the_backward_needs_h_and_c_and_the_gates_or_u(cell, save_gates, save_u):
-    sample = recurrence_sample(cell, STEPS, BATCH, HIDDEN, requires_grad=True)
-    values = per_row(sample, save_gates)
-    if save_u or (KERNEL_CELLS[cell]["saved"] and not save_gates):
+def test_the_backward_needs_h_and_c_and_the_gates_or_the_input(cell, save_gates, options):
+    inputs = options.get("inputs", 0)
+    sample = recurrence_sample(cell, STEPS, BATCH, HIDDEN, inputs=inputs, requires_grad=True)
+    values = per_row(sample, save_gates) + inputs
+    if options.get("save_u") or (KERNEL_CELLS[cell]["saved"] and not save_gates and not inputs):
         values += CELLS[cell].gates * HIDDEN
-    options = {"save_gates": save_gates, "save_u": save_u}
-    assert kept_of_rows(lambda: recurrence(*sample.args, **sample.kwargs, **options)) == values
-
-
-def test_an_lstm_given_u_keeps_six_values_a_unit():
-    sample = recurrence_sample("lstm", STEPS, BATCH, HIDDEN, requires_grad=True)
-    assert kept_of_rows(lambda: recurrence(*sample.args, **sample.kwargs)) == 6 * HIDDEN
-
-
-def test_a_module_may_be_told_to_compute_its_gates_again():
-    module, x = rnnkern.nn.LSTM(5, HIDDEN), torch.randn(STEPS, BATCH, 5)
-    module.save_gates = False
-    assert kept_of_rows(lambda: module(x)) == 5 + 2 * HIDDEN
+    more = {"save_gates": save_gates, "save_u": "save_u" in options}
+    assert kept_of_rows(lambda: recurrence(*sample.args, **sample.kwargs, **more)) == values
 
 
 @pytest.mark.parametrize(
     ("module", "values"),
     [
         (rnnkern.nn.LSTM(5, HIDDEN), 5 + 6 * HIDDEN),
+        (rnnkern.nn.LSTM(5, HIDDEN, save_gates=False), 5 + 2 * HIDDEN),
         (rnnkern.nn.LSTM(5, HIDDEN, layer_norm=True), 2 + 14 * HIDDEN),  # W x, its mean and its standard deviation
         (rnnkern.nn.RNN(5, HIDDEN, filter=Adam(0.6, 0.6, 0.99)), 2 * HIDDEN),
         (rnnkern.nn.UnitaryRNN(5, HIDDEN), 8 * HIDDEN),
     ],
-    ids=["plain", "layer norm", "filter", "unitary"],
+    ids=["plain", "save_gates", "layer norm", "filter", "unitary"],
 )
 def test_a_module_does_not_keep_u(module, values):
     assert kept_of_rows(lambda: module(torch.randn(STEPS, BATCH, 5))) == values
@@ -83,49 +76,13 @@ def test_inference_keeps_nothing(cell):
 
 @pytest.mark.parametrize("save_gates", [True, False])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_with_the_projection_inside_the_input_is_kept_in_place_of_u(cell, save_gates):
-    sample = recurrence_sample(cell, STEPS, BATCH, HIDDEN, inputs=5, requires_grad=True)
-    call = lambda: recurrence(*sample.args, **sample.kwargs, save_gates=save_gates)  # noqa: E731
-    assert kept_of_rows(call) == 5 + per_row(sample, save_gates)
-
-
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_the_backward_makes_no_u_in_place_of_the_one_that_is_not_kept(cell):
-    """The backward pass allocates the gradient of u, and nothing else that grows with time."""
-
-    def grown(steps):
-        sample = recurrence_sample(cell, steps, BATCH, HIDDEN, dtype=torch.float32, requires_grad=True)
-        h, _ = recurrence(*sample.args, **sample.kwargs)
-        upstream = torch.randn_like(h)
-        backward = lambda: torch.autograd.grad(h, sample.leaves(), upstream, retain_graph=True, materialize_grads=True)  # noqa: E731
-        backward()
-        return peak(backward)
-
-    steps, columns = 300, CELLS[cell].gates * HIDDEN
-    assert abs(grown(2 * steps) - grown(steps) - 4 * columns * steps * BATCH) < 1000
-
-
-def peak(call) -> int:
-    """Peak bytes of a call."""
-    with torch.autograd.profiler.profile(profile_memory=True) as profile:
-        call()
-    held = most = 0
-    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
-
-
-@pytest.mark.parametrize("save_gates", [True, False])
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_forward_and_backward_grow_with_time_by_nothing_else(cell, save_gates):
     """h, c, the gates if they are saved, and the gradient of x; not u, its gradient or that of r."""
 
     def sample_of(steps):
         return recurrence_sample(cell, steps, BATCH, HIDDEN, inputs=5, dtype=torch.float32, requires_grad=True)
 
-    def grown(steps):
+    def peak(steps):
         sample = sample_of(steps)
         upstream = torch.randn(steps, BATCH, sample.args[3][0].shape[1])
 
@@ -134,11 +91,11 @@ def test_forward_and_backward_grow_with_time_by_nothing_else(cell, save_gates):
             torch.autograd.grad(h, sample.leaves(), upstream, materialize_grads=True)
 
         call()
-        return peak(call)
+        return peak_bytes(call)
 
     steps = 300  # several chunks; too small to be cached
     values = 5 + per_row(sample_of(1), save_gates)
-    assert abs(grown(2 * steps) - grown(steps) - 4 * values * steps * BATCH) < 1000
+    assert abs(peak(2 * steps) - peak(steps) - 4 * values * steps * BATCH) < 1000
 
 
 # ---- large buffers are cached
@@ -204,15 +161,3 @@ def test_what_is_in_use_is_counted_and_a_small_tensor_takes_no_large_block():
     assert rnnkern.release_memory() == 0
     del small
     assert rnnkern.release_memory() == bytes_of_small
-
-
-def test_gradients_are_right_in_memory_that_was_used_before():
-    sample = recurrence_sample("lstm", **LARGE, inputs=16, dtype=torch.float32, requires_grad=True)
-
-    def gradients():
-        h, _ = recurrence(*sample.args, **sample.kwargs)
-        return torch.autograd.grad(h.square().sum(), sample.leaves(), materialize_grads=True)
-
-    rnnkern.release_memory()
-    fresh, used = gradients(), gradients()
-    assert all(torch.equal(a, b) for a, b in zip(fresh, used, strict=True))

@@ -1,5 +1,5 @@
-"""Both directions, or two layers, in one call equal two calls: values, gradients, bits; and the conditions for running
-concurrently."""
+"""Both directions, or two layers, in one call equal two calls, over a covering array of cells and options: bits and
+derivatives; and the conditions for one call."""
 
 import json
 from collections import Counter
@@ -8,16 +8,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import rnnkern
-from python_tests.ops.test_autograd import WITHOUT_AOT
-from python_tests.samples import covering_rows, draws, recurrence_sample
-from python_tests.tiers import quick_where
+from python_tests.samples import changed, covering_rows, recurrence_sample
+from python_tests.samples.agreement import wide
+from python_tests.samples.recorded import opcheck, recorded
 from rnnkern.ops import explain, recurrence, recurrence_bidirectional, recurrence_stacked, use
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
-from rnnkern.testing import assert_close_over_draws
+from rnnkern.testing import assert_close, saved_bytes
 
 LEAVES = ("weight_ih", "bias_ih", "R", "bias")
 
@@ -85,16 +83,6 @@ def sample(pair, cell, *sizes, inputs=5, **options):
     return cell, x, *arguments
 
 
-def to(dtype, value):
-    if isinstance(value, dict):
-        return {name: to(dtype, x) for name, x in value.items()}
-    if isinstance(value, tuple):
-        return tuple(to(dtype, x) for x in value)
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return value
-    return value.detach().to(dtype, copy=True).requires_grad_(value.requires_grad)
-
-
 def leaves(x, *calls):
     named = {"x": x}
     for k, call in enumerate(calls):
@@ -126,23 +114,9 @@ def is_sum(cell, name):
     return projection or name.startswith(tuple(f"grad of {leaf} " for leaf in LEAVES))
 
 
-class Operators(TorchDispatchMode):
-    """Records the operators of rnnkern that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.ran = []
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        if operator.namespace == "rnnkern":
-            self.ran.append(operator._opname)
-        return operator(*args, **(kwargs or {}))
-
-
 def ran(call):
-    with Operators() as operators:
-        call()
-    return operators.ran
+    """The names of the operators that ran."""
+    return [operator._opname for operator, _ in recorded(call)]
 
 
 BOTH = ["recurrence_pair", "recurrence_pair_backward"]
@@ -162,32 +136,17 @@ def test_the_bits_are_those_of_two_calls(row, threads):
     for arguments in call[2:]:
         arguments["save_gates"] = save_gates
     threads(1)
-    wanted = run(pair.two_calls, *call)
+    wanted, truth = run(pair.two_calls, *call), run(pair.two_calls, *changed(call, wide))
     threads(count)
     results = [run(pair.at_once, *call) for _ in range(2)]
     for name, value in results[0].items():
         assert torch.equal(results[1][name], value), name
         assert value.dtype == wanted[name].dtype
         assert value.shape == wanted[name].shape
-        if not is_sum(row["cell"], name):
+        if is_sum(row["cell"], name):
+            assert_close(value, wanted[name], truth[name], name)
+        else:
             assert torch.equal(value, wanted[name]), name
-
-
-@pairs
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True}, {"heads": 4, "bias": False}], ids=str)
-@pytest.mark.parametrize("cell", ["tanh", "gru", "gru_reset_before", "lstm"])
-@pytest.mark.sampled
-def test_as_close_to_the_truth_as_plain_pytorch(cell, options, dtype, pair, threads):
-    def compared(call):
-        with use("reference"):
-            naive, truth = run(pair.at_once, *call), run(pair.at_once, *to(torch.float64, call))
-        return {name: (x, naive[name], truth[name]) for name, x in run(pair.at_once, *call).items()}
-
-    for count in (2, 4):
-        threads(count)
-        calls = draws(sample, pair, cell, 60, 6, 96, **options, dtype=dtype, requires_grad=True)
-        assert_close_over_draws(map(compared, calls))
 
 
 # ---- conditions for one call
@@ -212,8 +171,12 @@ DIFFERENT = {
     "grad_scale": lambda x, one, other: one.update(grad_scale=torch.ones(len(x))),
     "one reset": lambda x, one, other: other.update(reset=torch.zeros(x.shape[:2], dtype=torch.bool)),
     "zoneout": lambda x, one, other: other.update(zoneout=0.5),
+    "keep": lambda x, one, other: one.update(keep=torch.full((len(x),), 0.25)),
     "one bias": lambda x, one, other: one.update(bias=None),
     "save_gates": lambda x, one, other: other.update(save_gates=False),
+    "sizes": lambda x, one, other: other.update(
+        sample(LAYERS, "gru", 4, 3, 6, inputs=other["weight_ih"].shape[1], dtype=torch.float32, requires_grad=True)[2]
+    ),
 }
 
 
@@ -228,16 +191,6 @@ def test_calls_that_differ_are_two(change, pair, threads):
     wanted = run(pair.two_calls, *call)
     for name, value in run(pair.at_once, *call).items():
         assert torch.equal(value, wanted[name]), name
-
-
-@pairs
-def test_of_different_sizes_they_are_two_calls(pair, threads):
-    threads(2)
-    _, x, one, _ = sample(pair, "gru", 4, 3, 8)
-    _, _, _, other = sample(pair, "gru", 4, 3, 6)
-    if pair is LAYERS:
-        other["weight_ih"] = torch.randn(18, 8, dtype=torch.float64)
-    assert ran(lambda: pair.op("gru", x, one, other)) == TWICE[:2]
 
 
 @pairs
@@ -260,93 +213,87 @@ def test_one_thread_or_another_implementation_or_a_transform_takes_two_calls(pai
 
 
 @pairs
-@pytest.mark.parametrize("packed", [False, True])
-def test_compiled_code_is_two_calls(packed, pair, threads):
+def test_compiled_code_is_two_calls(pair, threads):
     threads(2)
-    torch.compiler.reset()
-    call = sample(pair, "lstm", 4, 3, 8, packed=packed, requires_grad=True)
+    call = sample(pair, "lstm", 4, 3, 8, packed=True, requires_grad=True)
     compiled = torch.compile(pair.at_once, fullgraph=True, backend="aot_eager")
-    wanted = run(pair.two_calls, *call)
-    for name, value in run(compiled, *call).items():
-        torch.testing.assert_close(value, wanted[name], msg=name)
+    torch.testing.assert_close(run(compiled, *call), run(pair.two_calls, *call))
 
 
 @pairs
-def test_wrong_arguments_are_named(pair):
+def test_wrong_arguments_of_either_are_named(pair, threads):
+    threads(2)
     cell, x, one, other = sample(pair, "lstm", 4, 3, 8)
-    for arguments in ((one | {"R": one["R"][1:]}, other), (one, other | {"R": one["R"][1:]})):
+    for wrong in ((one | {"R": one["R"][1:]}, other), (one, other | {"R": other["R"][1:]})):
         for op in (pair.op, pair.op._choose):
             with pytest.raises(ValueError, match=r"recurrence: `R` must be \(G\*H, H\)"):
-                op(cell, x, *arguments)
-    with pytest.raises(ValueError, match="`cell` must be one of"):
-        pair.op("made_up", x, one, other)
-    with pytest.raises(TypeError, match="made_up"):
-        pair.op(cell, x, one | {"made_up": 1}, other)
+                op(cell, x, *wrong)
     with pytest.raises(TypeError, match="`u` must be a tensor"):
         pair.op(cell, None, one, other)
 
 
 # ---- the operators and their derivatives
 
-CHECKED = ["tanh", "modrelu", "gru", "lstm", "lstm_projected"]
-
-
-@pairs
-@pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True}, {"bias": False}], ids=str)
-@pytest.mark.parametrize("cell", CHECKED)
-def test_opcheck(cell, options, pair):
-    check_operators(cell, options, pair, WITHOUT_AOT)
-
 
 @pairs
 @pytest.mark.parametrize(
-    "cell", quick_where(lambda cell: cell == "lstm", ["tanh", "modrelu", "gru", "lstm", "lstm_projected"])
+    ("cell", "options", "more"),
+    [
+        ("tanh", {"bias": False}, ()),
+        ("lstm_projected", {"packed": True, "reset": True}, ()),
+        ("lstm", {}, ("test_aot_dispatch_dynamic",)),
+    ],
 )
-def test_opcheck_by_tracing(cell, pair):
-    check_operators(cell, {}, pair, ("test_aot_dispatch_dynamic",))
+def test_opcheck(cell, options, more, pair, threads):
+    threads(2)
+    call = sample(pair, cell, 3, 3, 4, **options, requires_grad=True)
+    opcheck(lambda: run(pair.at_once, *call), *more)
+    for arguments in call[2:]:
+        arguments["save_gates"] = False
+    opcheck(lambda: run(pair.at_once, *call), *more)
+    with torch.no_grad():
+        opcheck(lambda: pair.op(*call), *more)
 
 
-def check_operators(cell, options, pair, checks):
-    _, x, *calls = sample(pair, cell, 3, 3, 4, **options)
+def of_some_outputs(*names):
+    def differentiate(results, leaves):
+        loss = sum(results[name].square().sum() for name in names if name in results)
+        return torch.autograd.grad(loss, leaves, materialize_grads=True)
 
-    def both(name):
-        return [call[name] for call in calls] if calls[0].get(name) is not None else None
+    return differentiate
 
-    state, params = ([t for call in calls for t in call[group]] for group in ("state", "params"))
-    common = (x, both("R"), state, both("bias"), params or None, calls[0]["batch_sizes"], both("reset"))
-    projection, first = (both("weight_ih"), both("bias_ih")), (cell, pair is LAYERS)
-    for training, save_gates in ((True, True), (True, False), (False, False)):
-        args = (*first, *common, training, save_gates, *projection)
-        torch.library.opcheck(torch.ops.rnnkern.recurrence_pair.default, args, test_utils=checks)
-    results = torch.ops.rnnkern.recurrence_pair(*first, *common, True, True, *projection)
-    halves, states = (results[: len(results) // 2], results[len(results) // 2 :]), len(state) // 2
-    h, saved = [half[0] for half in halves], [t for half in halves for t in half[1 + states :]]
-    grad_h = [None if pair is LAYERS else torch.randn_like(h[0]), torch.randn_like(h[1])]
-    for grads, grad_state, needed in ((grad_h, [], True), ((None, None), [torch.randn_like(s) for s in state], False)):
-        args = (*first, *grads, grad_state, *common, h, saved, *projection, *[needed] * 5)
-        torch.library.opcheck(torch.ops.rnnkern.recurrence_pair_backward.default, args, test_utils=checks)
+
+def second(results, leaves):
+    first = torch.autograd.grad(sum(y.sin().sum() for y in results.values()), leaves, create_graph=True)
+    return torch.autograd.grad(sum(g.sin().sum() for g in first), leaves)
+
+
+def under_vmap(results, leaves):
+    h = [y for name, y in results.items() if name.startswith("h")]
+    upstream = torch.linspace(-1, 1, 2 * h[0].numel(), dtype=h[0].dtype).view(2, *h[0].shape)
+    return torch.vmap(lambda g: torch.autograd.grad(h, leaves, [g] * len(h), retain_graph=True))(upstream)
+
+
+DERIVATIVES = {
+    "second": second,
+    "under vmap": under_vmap,
+    "of h": of_some_outputs("h 1"),
+    "of the other h and a state": of_some_outputs("h 0", "final[0] 1"),
+    "of the first state": of_some_outputs("final[0] 0"),
+    "of both states": of_some_outputs("final[1] 0", "final[0] 1"),
+}
 
 
 @pairs
+@pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True}], ids=str)
-@pytest.mark.parametrize("cell", ["tanh", "gru", "lstm", "lstm_projected"])
-@pytest.mark.sampled
-def test_first_and_second_derivatives(cell, options, pair, threads):
+@pytest.mark.parametrize("cell", ["gru", "lstm", "lstm_projected"])
+def test_derivatives_are_those_of_two_calls(cell, options, derivative, pair, threads):
     threads(2)
-    cell, x, *calls = sample(pair, cell, 3, 2, 2, inputs=2, **options, requires_grad=True)
-    named = leaves(x, *calls)
-
-    def call(*tensors):
-        given = dict(zip(named, tensors, strict=True))
-        own = []
-        for k, arguments in enumerate(calls):
-            own.append(arguments | {name: given[f"{name} {k}"] for name in LEAVES})
-            own[k] |= {g: tuple(given[f"{g}[{i}] {k}"] for i in range(len(arguments[g]))) for g in ("state", "params")}
-        return tuple(outputs(pair.at_once(cell, given["x"], *own)).values())
-
-    assert "recurrence_pair" in ran(lambda: call(*named.values()))
-    assert gradcheck(call, list(named.values()))
-    assert gradgradcheck(call, list(named.values()), fast_mode=True)
+    call = sample(pair, cell, 4, 3, 5, **options, requires_grad=True)
+    named = list(leaves(*call[1:]).values())
+    found, wanted = (DERIVATIVES[derivative](outputs(op(*call)), named) for op in (pair.at_once, pair.two_calls))
+    torch.testing.assert_close(found, wanted)
 
 
 @pairs
@@ -365,57 +312,9 @@ def test_a_frozen_weight_changes_no_other_gradient(cell, pair, threads):
             torch.testing.assert_close(value, wanted[name], msg=f"{frozen}: {name}")
 
 
-def test_the_layer_below_costs_nothing_where_it_is_frozen(threads):
-    threads(2)
-    cell, x, lower, upper = sample(LAYERS, "gru", 5, 3, 6)
-    upper["R"].requires_grad_()
-    h, _, _ = recurrence_stacked(cell, x, lower, upper)
-    assert ran(h.sum().backward) == TWICE[2:3]
-
-
-USED = {
-    DIRECTIONS: [["h 0"], ["h 1", "final[1] 1"], ["final[1] 0"], ["h 0", "final[0] 1"]],
-    LAYERS: [["h 1"], ["final[0] 0"], ["final[1] 1"], ["final[1] 0", "h 1"]],
-}
-
-
-@pytest.mark.parametrize(("pair", "used"), [(pair, used) for pair, cases in USED.items() for used in cases])
-def test_gradients_of_some_outputs_only(pair, used, threads):
-    threads(2)
-    call = sample(pair, "lstm", 5, 3, 4, requires_grad=True)
-    named = leaves(*call[1:])
-
-    def gradients(op):
-        results = outputs(op(*call))
-        loss = sum(results[name].square().sum() for name in used)
-        return torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-
-    for name, actual, wanted in zip(named, gradients(pair.at_once), gradients(pair.two_calls), strict=True):
-        assert (actual is None) == (wanted is None), name
-        if wanted is not None:
-            torch.testing.assert_close(actual, wanted, msg=name)
-
-
-@pairs
-def test_a_backward_under_vmap(pair, threads):
-    threads(2)
-    call = sample(pair, "gru", 4, 3, 5, requires_grad=True)
-    upstream = torch.randn(2, 4, 3, 5, dtype=torch.float64)
-
-    def gradients(op):
-        h = [h for h, _ in op(*call) if h is not None]
-        named = list(leaves(*call[1:]).values())
-        return torch.vmap(lambda g: torch.autograd.grad(h, named, [g] * len(h), retain_graph=True))(upstream)
-
-    torch.testing.assert_close(gradients(pair.at_once), gradients(pair.two_calls))
-
-
 @pairs
 def test_what_the_backward_keeps(pair, threads):
-    """The input once, and h, c and the gates of each recurrence."""
+    """h, c and the gates of each recurrence, beside the input."""
     threads(2)
     call = sample(pair, "lstm", 7, 3, 16, requires_grad=True)
-    saved = {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.setdefault(t.data_ptr(), t), lambda t: t):
-        pair.op(*call)
-    assert sum(t.numel() for t in saved.values() if t.shape[:2] == (7, 3)) == (5 + 2 * 6 * 16) * 7 * 3
+    assert saved_bytes(lambda: pair.op(*call), [call[1]]) == 8 * 7 * 3 * 2 * 6 * 16

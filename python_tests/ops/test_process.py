@@ -1,5 +1,6 @@
-"""Failed allocations and forks; in subprocesses, which may crash or hang."""
+"""Failed allocations, and forks, also while other threads run operators; in subprocesses, which may crash or hang."""
 
+import os
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import torch
 import rnnkern
 
 COMMON = """
-import multiprocessing, os, re, resource, sys
+import os, re, resource, signal, sys, threading
 import torch, rnnkern
 from rnnkern.ops import recurrence
 from python_tests.samples import outputs_and_gradients, recurrence_sample
@@ -22,13 +23,15 @@ def same(sample, wanted):
     return all(map(torch.equal, results(sample), wanted))
 
 torch.manual_seed(0)
-torch.set_num_threads(2)
+threads = int(sys.argv[1])
+torch.set_num_threads(threads)
 """
 
 
-def says(script: str) -> str:
-    command = [sys.executable, "-c", COMMON + script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+def says(script: str, threads: int = 2) -> str:
+    command = [sys.executable, "-c", COMMON + script, str(threads)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -75,40 +78,46 @@ def test_an_expanded_input_that_no_memory_holds():
         rnnkern.ops.recurrence("lstm", u, torch.zeros(64, 16), (state, state))
 
 
-FORKED = """
-sample = recurrence_sample("lstm", 30, 64, 64, dtype=torch.float32, requires_grad=True)
+# A child forked while one thread is inside operators and another inside what all threads share.
+BUSY = """
+sample = recurrence_sample("lstm", 40, 32, 64, dtype=torch.float32, requires_grad=True)
 wanted = results(sample)
+done = False
 
-def child(_=None):
-    torch.set_num_threads(2)
-    return same(sample, wanted)
+def call():
+    torch.set_num_threads(threads)
+    while not done:
+        results(sample)
 
-def by_fork(depth):
+def ask():
+    while not done:
+        torch.ops.rnnkern.kernel_counts()
+        rnnkern.release_memory()
+
+others = [threading.Thread(target=target, daemon=True) for target in (call, ask)]
+for other in others:
+    other.start()
+for number in range(forks):
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if child() and (depth == 1 or by_fork(depth - 1)) else 1)
-    return os.waitpid(pid, 0)[1] == 0
-
-def by_pool():
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        return all(pool.map(child, range(2)))
-
-class Dataset(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, k):
-        return child()
-
-def by_loader():
-    loader = torch.utils.data.DataLoader(Dataset(), num_workers=2, multiprocessing_context="fork")
-    return all(batch.all() for batch in loader)
-
-for way in (lambda: by_fork(2), by_pool, by_loader):
-    print(way(), same(sample, wanted), flush=True)
+        signal.alarm(20)
+        torch.set_num_threads(threads)
+        right = same(sample, wanted)
+        torch.ops.rnnkern.kernel_counts()
+        os._exit(not right)
+    status = os.waitpid(pid, 0)[1]
+    assert status != signal.SIGALRM, f"child {number} hung"
+    assert status == 0, f"child {number} ended with {status}"
+done = True
+for other in others:
+    other.join()
+assert same(sample, wanted)
 """
 
 
-def test_forks_after_a_call_by_a_team():
-    """os.fork, a pool and a DataLoader: if the threads of the parent's call still existed, a child would wait for them
-    forever."""
-    assert says(FORKED) == "True True\n" * 3
+@pytest.mark.parametrize(
+    ("forks", "threads"), [(12, 2), *(pytest.param(150, n, marks=pytest.mark.proof) for n in (1, 2))]
+)
+def test_forks_while_other_threads_are_inside_operators(forks, threads):
+    """If the threads of a parent's team still existed for a child, it would wait for them forever."""
+    says(f"forks = {forks}\n" + BUSY, threads)

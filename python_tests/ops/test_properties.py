@@ -3,11 +3,11 @@
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_map_only
 
 from python_tests.gpu.recurrences import KINKS, off_kinks
-from python_tests.ops.drawn import FEW, batch_sizes_of, laid_out, machine
-from python_tests.ops.test_pair import DIRECTIONS, LAYERS, is_sum, run
-from python_tests.samples import RECURRENCE_PARAMS, Sample, outputs_and_gradients, takes
+from python_tests.ops.drawn import FEW, batch_sizes_of, laid_out_like, machine, spread
+from python_tests.samples import Sample, outputs_and_gradients, recurrence_sample, takes
 from python_tests.tiers import LEVELS
 from rnnkern import reference
 from rnnkern.ops import recurrence
@@ -26,61 +26,34 @@ USES = {
 """How the results are used: their gradients are missing, strided or expanded."""
 
 
+NO_INPUTS = st.just(0)
 RATES = st.just(0.0) | st.floats(1e-6, 0.9)  # rates below 2^-32 count as 0
 
 
 @st.composite
-def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None, with_keep=True):
-    """Strategy for calls. `inputs` draws I, or 0 for a call with u; None draws all kinds. `with_keep` draws `keep` for
-    some calls."""
+def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=NO_INPUTS, with_keep=True):
+    """Strategy for calls. `inputs` draws I, or 0 for a call with u; with `with_keep`, some calls have `keep`."""
     torch.manual_seed(draw(st.integers(0, 2**31)))
-    cell = draw(st.sampled_from(list(cells)))
-    T, B, H = draw(steps), draw(batches), draw(units)
-    columns_of_x = 0 if inputs is None else draw(inputs)
-    projected = cell == "lstm_projected"
-    only_dense = not takes(cell, {"heads"})
-    heads = 1 if only_dense else draw(st.sampled_from([k for k in range(1, H + 1) if H % k == 0]))
-    gates, states = reference.CELLS[cell].gates, reference.CELLS[cell].states
-    P = draw(units) if projected else H
-    d = H // heads
+    cell, T, B, H = draw(st.sampled_from(list(cells))), draw(steps), draw(batches), draw(units)
+    heads = draw(st.sampled_from([k for k in range(1, H + 1) if H % k == 0])) if takes(cell, {"heads"}) else 1
+    keep = draw(st.sampled_from([0, 0, 1, 2])) if with_keep and takes(cell, {"keep"}) else 0
+    flags = {name: draw(st.booleans()) for name in ("bias", "reset", "reverse", "drawn")}
+    sample = recurrence_sample(
+        cell, T, B, H, heads=heads, inputs=draw(inputs), keep=keep, dropout=draw(RATES),
+        zoneout=0.0 if keep else draw(RATES), grad_scale=draw(st.integers(0, 2)), **flags,
+    )  # fmt: skip
+    _, u, R, state = sample.args
     batch_sizes = draw(st.none() | batch_sizes_of(T, B))
-    rows = (T, B) if batch_sizes is None else (int(batch_sizes.sum()),)
-    scale = draw(st.sampled_from([None, (T,), (T, B)]))
-    dense = only_dense or (heads == 1 and draw(st.booleans()))
-    R = draw(laid_out(*((gates * H, P) if dense else (heads, gates * d, d)), scale=0.8 / d**0.5))
-    if reference.CELLS[cell].normalised:  # for constant rows, LayerNorm returns rounding errors only
-        R = R + torch.randn(R.shape, dtype=R.dtype)
-    kwargs = {
-        "bias": draw(st.none() | laid_out(gates * H)),
-        "params": (draw(laid_out(P, H, scale=1 / H**0.5)),)
-        if projected
-        else tuple(p.double().repeat_interleave(2)[::2] for p in RECURRENCE_PARAMS.get(cell, lambda hidden: ())(H)),
-        "batch_sizes": batch_sizes,
-        "reset": torch.rand(B, T).t() < 0.3 if draw(st.booleans()) else None,
-        "reverse": draw(st.booleans()),
-        "grad_scale": None if scale is None else draw(laid_out(*scale)),
-    }
-    keep = None
-    if with_keep and not reference.CELLS[cell].normalised:
-        keep = draw(st.sampled_from([None, None, (T,), (T, B)]))
-    if keep is not None:
-        kwargs["keep"] = torch.rand(keep[::-1], dtype=torch.float64).permute(*range(len(keep))[::-1])
-        kwargs["dropout"], kwargs["seed"] = draw(RATES), torch.tensor(draw(st.integers(-(2**63), 2**63 - 1)))
-    elif draw(st.booleans()):
-        kwargs["zoneout"] = draw(st.tuples(*[RATES] * states))
-        kwargs["dropout"] = draw(RATES)
-        kwargs["seed"] = draw(st.none() | st.integers(-(2**63), 2**63 - 1).map(torch.tensor))
-    if columns_of_x:
-        kwargs["weight_ih"] = draw(laid_out(gates * H, columns_of_x, scale=1 / columns_of_x**0.5))
-        kwargs["bias_ih"] = draw(st.none() | laid_out(gates * H))
-    args = (
-        cell,
-        draw(laid_out(*rows, columns_of_x or gates * H)),
-        R,
-        tuple(draw(laid_out(B, columns)) for columns in (P, H)[:states]),
-    )
-    save_gates = draw(st.booleans())
-    return Sample(f"{cell}-{T}-{B}-{H}", args, kwargs), save_gates
+    if batch_sizes is not None:
+        u = u.flatten(0, 1)[: int(batch_sizes.sum())]
+    if heads == 1 and takes(cell, {"heads"}) and draw(st.booleans()):
+        R = R.unsqueeze(0)
+    # of constant rows, LayerNorm returns rounding errors only
+    R = draw(spread(R) if reference.CELLS[cell].normalised else laid_out_like(R))
+    anywhere = lambda x: draw(laid_out_like(x)) if x.is_floating_point() else x.t().contiguous().t()  # noqa: E731
+    u, state, kwargs = tree_map_only(torch.Tensor, anywhere, (u, state, sample.kwargs))
+    kwargs["batch_sizes"] = batch_sizes
+    return Sample(f"{cell}-{T}-{B}-{H}", (cell, u, R, state), kwargs), draw(st.booleans())
 
 
 def used(op, use, **options):
@@ -147,30 +120,3 @@ def test_calls_large_enough_for_a_team(call, use, level, threads):
 def test_small_calls_in_low_precision(call, use, dtype, level, threads):
     """If the input projection is computed inside, u cannot be moved away from kinks."""
     check(call, use, level, threads, dtype)
-
-
-@FEWER
-@given(
-    calls(st.integers(0, 60), st.integers(0, 6), st.integers(1, 60), inputs=st.sampled_from([1, 5, 9])),
-    st.sampled_from([DIRECTIONS, LAYERS]),
-    st.sampled_from(LEVELS),
-    st.integers(2, 4),
-    st.data(),
-)
-def test_two_at_once_are_two_calls(call, pair, level, threads, data):
-    sample, save_gates = call
-    cell, x, R, state = sample.args
-    own = {name: sample.kwargs[name] for name in ("weight_ih", "bias_ih", "bias", "params", "batch_sizes", "reset")}
-    first = {**own, "R": R, "state": state, "save_gates": save_gates}
-    rows, columns = own["weight_ih"].shape
-    width = state[0].shape[1] if pair is LAYERS else columns
-    second = first | {"R": R.flip(0), "weight_ih": data.draw(laid_out(rows, width, scale=1 / width**0.5))}
-    for leaf in (x, R, first["weight_ih"], second["weight_ih"], *state):
-        leaf.requires_grad_()
-    with machine(level, threads):
-        wanted, actual = run(pair.two_calls, cell, x, first, second), run(pair.at_once, cell, x, first, second)
-    for name, value in wanted.items():
-        if is_sum(cell, name):
-            torch.testing.assert_close(actual[name], value, rtol=1e-11, atol=1e-11, msg=name)
-        else:
-            assert torch.equal(actual[name], value), name

@@ -1,19 +1,18 @@
-"""Gradients with respect to h of every step: the backward kernel against the reference, and against a loop of calls."""
+"""Gradients with respect to h of every step, over the cells and options of the recurrence's table: the backward kernel
+against the reference."""
 
 import pytest
 import torch
 
 import rnnkern
 from python_tests.cells.samples import CELLS
-from python_tests.samples import agree, covering_rows, draws, recurrence_sample, recurrence_samples
-from python_tests.tiers import LEVELS, each_level, quick_where
-from rnnkern.ops import recurrence
+from python_tests.samples import agree, recurrence_sample
+from python_tests.samples.recorded import opcheck
+from python_tests.samples.tangents import DERIVED_ROWS, derived_draws
+from python_tests.tiers import each_level
 from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.reference._recurrence import recurrence_adjoint as by_the_reference
-
-F64 = torch.float64
-SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=5, batch=4, hidden=18))
 
 
 def of_sines(h):
@@ -21,147 +20,40 @@ def of_sines(h):
     return h.sin()
 
 
-def adjoint_of_sines(op, call):
-    args, kwargs = call
-    return {"adjoint": op(of_sines, *args, **kwargs)}
-
-
-PER_STEP = ("reset", "grad_scale", "keep")
-
-
-def by_calls(gradient, cell, u, R, state, *, reverse=False, **call):
-    """Each step is a call of the operator, and autograd collects the gradients of its h."""
-    state, found = [s.detach().requires_grad_() for s in state], {}
-    for t in reversed(range(len(u))) if reverse else range(len(u)):
-        step = slice(t, t + 1)
-        of_step = {name: x[step] for name, x in call.items() if name in PER_STEP and x is not None}
-        _, state = recurrence(cell, u[step], R, state, **call | of_step)
-        found[t] = state[0]
-    rows = [found[t] for t in range(len(u))]
-    h = torch.stack(rows)
-    return torch.stack(torch.autograd.grad(h, rows, gradient(h.detach())))
+def adjoint_of_sines(op, sample):
+    return {"adjoint": op(of_sines, *sample.args, **sample.kwargs)}
 
 
 @each_level
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
-def test_in_float64_it_is_the_reference(sample, level, simd):
+@pytest.mark.parametrize(("cell", "option", "dtype"), DERIVED_ROWS, ids=str)
+@pytest.mark.sampled
+def test_it_is_the_references(cell, option, dtype, level, simd):
     simd(level)
-    agree(recurrence_adjoint, by_the_reference, adjoint_of_sines, [(sample.args, sample.kwargs)])
-    assert not recurrence_adjoint(of_sines, *sample.args, **sample.kwargs).requires_grad
+    samples = derived_draws(cell, option, dtype, 9, 4, 18)
+    agree(recurrence_adjoint, by_the_reference, adjoint_of_sines, samples)
 
 
-@pytest.mark.parametrize(
-    "sample", [s for s in SAMPLES if not {"packed", "seed"} & {*s.name.split("-"), *s.kwargs}], ids=lambda s: s.name
-)
-def test_it_is_the_gradient_of_a_loop_of_calls(sample):
-    args, kwargs = sample.args, {k: v for k, v in sample.kwargs.items() if k != "batch_sizes"}
-    found, wanted = (op(of_sines, *args, **kwargs) for op in (recurrence_adjoint, by_calls))
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
-
-
-COVERING = covering_rows(
-    {
-        "dtype": [torch.float32, torch.bfloat16, torch.float16],
-        "cell": list(KERNEL_CELLS),
-        "steps": [12, 0, 1, 40],
-        "batch": [3, 0, 1, 17],
-        "hidden": [33, 1, 64, 100],
-        "option": ["plain", "packed", "zoneout"],
-        "threads": [2, 1],
-        "level": LEVELS,
-    }
-)
-
-
-@pytest.mark.parametrize(
-    "row",
-    quick_where(lambda row: row["steps"] < 40 and row["dtype"] != torch.float16, COVERING),
-    ids=lambda row: "-".join(map(str, row.values())),
-)
-def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, threads):
-    row = dict(row)
-    simd(row.pop("level"))
-    threads(row.pop("threads"))
-    options = {"plain": {}, "packed": {"packed": True, "reset": True}, "zoneout": {"zoneout": 0.3, "dropout": 0.2}}
-    sizes = row["steps"], row["batch"], row["hidden"]
-
-    def results(op, sample):
-        last = torch.linspace(-1, 1, row["hidden"], dtype=row["dtype"])[: sample.args[3][0].shape[1]]
-        adjoint = op(lambda h: last.to(h).expand_as(h), *sample.args, **sample.kwargs)
-        assert adjoint.dtype == sample.args[1].dtype
-        return {"adjoint": adjoint}
-
-    samples = draws(recurrence_sample, row["cell"], *sizes, dtype=row["dtype"], **options[row["option"]])
-    agree(recurrence_adjoint, by_the_reference, results, samples)
-
-
-def raw(sample, grad_h, grad_state, needs_h, save_gates=True):
-    """The results of the backward operator."""
-    cell, u, R, state = sample.args
-    k = sample.kwargs
-    common = u, R, list(state), k["bias"], list(k["params"]), k["batch_sizes"], k.get("reset"), k["reverse"]
-    projection, noise = (k.get("weight_ih"), k.get("bias_ih")), sample.noise()
-    h, *rest = torch.ops.rnnkern.recurrence.default(cell, *common, True, save_gates, *projection, *noise)
-    saved = rest[len(state) :]
-    args = (cell, grad_h, grad_state, *common, k.get("grad_scale"), h, saved, True, k["bias"] is not None, *projection,
-            True, True, True, *noise, needs_h, True, 0)  # fmt: skip
-    return torch.ops.rnnkern.recurrence_backward.default(*args), args
-
-
-LONG = {"steps": 150, "batch": 4, "hidden": 20, "packed": True, "reset": True, "zoneout": 0.2, "dropout": 0.3}
-"""Several chunks of steps."""
-
-
-@pytest.mark.parametrize("inputs", [0, 7])
-@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize(("steps", "batch", "hidden"), [(0, 3, 5), (1, 1, 1), (5, 0, 4), (150, 17, 33)])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_it_leaves_the_bits_of_the_other_gradients(cell, dtype, inputs, threads):
-    sample = recurrence_sample(cell, **LONG, inputs=inputs, dtype=dtype)
-    rows, state = int(sample.kwargs["batch_sizes"].sum()), sample.args[3]
-    grads = torch.randn(rows, state[0].shape[1]).to(dtype), [torch.randn(s.shape).to(dtype) for s in state]
+def test_awkward_sizes(cell, steps, batch, hidden, threads):
+    """The longest has several chunks of steps."""
     threads(2)
-    *others, of_h = raw(sample, *grads, True)[0]
-    alone = raw(sample, *grads, False)[0]
-    assert len(alone) == len(others)
-    assert all(torch.equal(a, b) for a, b in zip(alone, others, strict=True))
-    for number, save_gates in ((1, True), (2, False)):
-        threads(number)
-        assert torch.equal(of_h, raw(sample, *grads, True, save_gates)[0][-1])
+    _, args, kwargs = recurrence_sample(cell, steps, batch, hidden)
+    found = recurrence_adjoint(of_sines, *args, **kwargs)
+    torch.testing.assert_close(found, by_the_reference(of_sines, *args, **kwargs))
+    assert not found.requires_grad
 
 
-@pytest.mark.parametrize("option", ["plain", "packed", "weight_ih", "zoneout"])
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_the_gradient_of_the_final_state_is_part_of_it(cell, option):
-    """The last h of each sequence has the gradient of its final state; the operator passes opcheck."""
-    sample = next(s for s in SAMPLES if s.name == f"{cell}-{option}")
-    state, sizes = sample.args[3], sample.kwargs["batch_sizes"]
-    final = [torch.randn_like(s) for s in state]
-    (*_, found), args = raw(sample, None, final, True)
-    batch = state[0].shape[0]
-    lengths = [5] * batch if sizes is None else (sizes[None] > torch.arange(batch)[:, None]).sum(1).tolist()
-    starts = [t * batch for t in range(5)] if sizes is None else [0, *sizes.cumsum(0).tolist()]
-    last = torch.stack([found.flatten(0, -2)[starts[n - 1] + b] for b, n in enumerate(lengths)])
-    torch.testing.assert_close(last, final[0], rtol=0, atol=0)
-    checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, args, test_utils=checks)
+@pytest.mark.parametrize("cell", ["lstm_projected", "gru"])
+def test_opcheck(cell):
+    sample = recurrence_sample(cell, 5, 4, 18, packed=True)
+    opcheck(lambda: adjoint_of_sines(recurrence_adjoint, sample))
 
 
-@pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True, "reverse": True}, {"zoneout": 0.3}])
 @pytest.mark.parametrize("cell", [*CELLS, rnnkern.cells.heavy_ball], ids=lambda cell: cell.name)
-def test_of_a_user_written_cell(cell, options):
-    torch.manual_seed(0)
-    steps, batch, hidden = 5, 3, 9
-    draw = lambda *shape: torch.randn(shape, dtype=F64) * 0.5  # noqa: E731
-    kwargs = {"zoneout": (options["zoneout"],) * len(cell.states)} if "zoneout" in options else {}
-    rows = (steps, batch)
-    if "packed" in options:
-        kwargs |= {"batch_sizes": torch.tensor([3, 3, 2, 1, 1]), "reset": torch.rand(steps, batch) < 0.3}
-        kwargs["reverse"], rows = True, (10,)
-    gates, recurrent = len(cell.gates), len(cell.recurrent)
-    args = (cell.name, draw(*rows, gates * hidden), draw(recurrent * hidden, hidden),
-            tuple(draw(batch, hidden) for _ in cell.states))  # fmt: skip
-    kwargs |= {"bias": draw(recurrent * hidden), "params": tuple(draw(hidden) for _ in cell.params)}
-    agree(recurrence_adjoint, by_the_reference, adjoint_of_sines, [(args, kwargs)])
+def test_of_a_user_written_cell(cell):
+    sample = recurrence_sample(cell.name, 5, 3, 9, packed=True, reset=True, reverse=True)
+    agree(recurrence_adjoint, by_the_reference, adjoint_of_sines, [sample])
 
 
 def test_the_reference_can_be_forced():
@@ -169,11 +61,3 @@ def test_the_reference_can_be_forced():
     with rnnkern.use("reference"):
         found = recurrence_adjoint(of_sines, *sample.args, **sample.kwargs)
     assert torch.equal(found, by_the_reference(of_sines, *sample.args, **sample.kwargs))
-
-
-def test_it_has_no_derivative():
-    sample = recurrence_sample("tanh", 4, 2, 3, requires_grad=True)
-    h = torch.randn(4, 2, 3, dtype=F64, requires_grad=True)
-    (*_, found), _ = raw(sample, h, [], True)
-    with pytest.raises(NotImplementedError, match="the gradient of h has no derivative"):
-        found.sum().backward()

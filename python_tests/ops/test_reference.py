@@ -1,218 +1,77 @@
-"""The reference, to which all kernels are compared: tests against torch.nn, and against scalar equations."""
+"""The reference, to which all kernels are compared, over all cells: against scalar equations; heads, resets,
+`grad_scale` and empty sizes."""
 
+import itertools
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from python_tests.ops.test_layer_norm import CELLS as NORMALISED
 from python_tests.samples import outputs_and_gradients, recurrence_sample
 from rnnkern.reference import CELLS, recurrence
+from rnnkern.reference._recurrence import product_of
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 DENSE = sorted(set(CELLS) - {"lstm_projected", "lstm_layer_norm", "gru_layer_norm"})
 """Cells whose R may have heads."""
 
 
-# ---- against torch.nn
-
-NN = {
-    "tanh": (torch.nn.RNN, {}),
-    "relu": (torch.nn.RNN, {"nonlinearity": "relu"}),
-    "lstm": (torch.nn.LSTM, {}),
-    "gru": (torch.nn.GRU, {}),
-    "lstm_projected": (torch.nn.LSTM, {"proj_size": 2}),
-}
+TORCH_NN = {"tanh", "relu", "lstm", "gru", "lstm_projected"}
+"""Cells that python_tests/nn/test_parity.py compares with those of torch.nn."""
 
 
-def by_reference(cell, module, x, state, batch_sizes):
-    outputs, finals = [], []
-    for k, suffix in enumerate(("l0", "l0_reverse")):
-        W, R, b_ih, b_hh = (getattr(module, f"{n}_{suffix}") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-        params = (getattr(module, f"weight_hr_{suffix}"),) if cell == "lstm_projected" else ()
-        initial = tuple(s[k] for s in state)
-        h, final = recurrence(cell, F.linear(x, W, b_ih), R, initial, bias=b_hh, params=params, batch_sizes=batch_sizes,
-                              reverse=k == 1)  # fmt: skip
-        outputs.append(h)
-        finals.append(final)
-    return torch.cat(outputs, -1), tuple(map(torch.stack, zip(*finals, strict=True)))
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("cell", NN)
-def test_both_directions_are_torch_nns(cell, packed):
-    cls, options = NN[cell]
-    module = cls(3, 4, bidirectional=True, dtype=torch.float64, **options)
-    widths = (module.proj_size or 4, 4) if cell.startswith("lstm") else (4,)
-    state = tuple(torch.randn(2, 3, width, dtype=torch.float64, requires_grad=True) for width in widths)
-    x, batch_sizes = torch.randn(6, 3, 3, dtype=torch.float64), None
-    if packed:
-        x, batch_sizes, *_ = pack_sequence([x[:6, 0], x[:4, 1], x[:1, 2]])
-    x.requires_grad_()
-    ours, final = by_reference(cell, module, x, state, batch_sizes)
-    hx = state if cell.startswith("lstm") else state[0]
-    theirs, theirs_final = module(x if batch_sizes is None else PackedSequence(x, batch_sizes), hx)
-    theirs = theirs.data if packed else theirs
-    theirs_final = theirs_final if cell.startswith("lstm") else (theirs_final,)
-    torch.testing.assert_close((ours, *final), (theirs, *theirs_final), **CLOSE)
-    leaves = [x, *state, *module.parameters()]
-    upstream = [torch.randn_like(y) for y in (ours, *final)]
-    torch.testing.assert_close(
-        torch.autograd.grad((ours, *final), leaves, upstream),
-        torch.autograd.grad((theirs, *theirs_final), leaves, upstream),
-        **CLOSE,
-    )
-
-
-# ---- against the equations of single units, in Python floats
+# ---- against the equations of a unit, in Python's numbers; r(k, x) is what R and the bias make of x for gate k
 
 
 def s(x):
     return 1 / (1 + math.exp(-x))
 
 
-def dot(row, h):
-    return sum(a * b for a, b in zip(row, h, strict=True))
+def modrelu(z, bias):
+    return z / abs(z) * max(abs(z) + bias, 0)
 
 
-def elman(phi):
-    """h_j = phi_j(u_j + R_j h + b_j), where phi_j may depend on the previous h_j and the unit's parameter."""
-
-    def step(u, R, b, h, p):
-        return [phi(u[j] + dot(R[j], h) + b[j], h[j], p[j]) for j in range(len(h))]
-
-    return step
+def gru_reset_before(u, r, h, _):
+    reset, update = (s(u[k] + r(k, h)) for k in range(2))
+    return (1 - update) * math.tanh(u[2] + r(2, reset * h)) + update * h
 
 
-def gru_reset_before(u, R, b, h, p):
-    H = len(h)
-    r = [s(u[j] + dot(R[j], h) + b[j]) for j in range(H)]
-    z = [s(u[H + j] + dot(R[H + j], h) + b[H + j]) for j in range(H)]
-    damped = [r[j] * h[j] for j in range(H)]
-    n = [math.tanh(u[2 * H + j] + dot(R[2 * H + j], damped) + b[2 * H + j]) for j in range(H)]
-    return [(1 - z[j]) * n[j] + z[j] * h[j] for j in range(H)]
-
-
-def modrelu(z, h, bias):
-    if z == 0 or abs(z) + bias <= 0:
-        return 0.0
-    return (abs(z) + bias) * (1 if z > 0 else -1)
-
-
-def complex_modrelu(u, R, b, h, p):
-    H = len(h)
-    z = [complex(*(u[k] + dot(R[k], h) + b[k] for k in (j, H + j))) for j in range(H)]
-    return [z[j].real / abs(z[j]) * max(abs(z[j]) + p[j], 0) for j in range(H)]
-
-
-def goru(u, R, b, h, p):
-    H = len(h)
-    a = [dot(R[k], h) + b[k] for k in range(3 * H)]
-    r, z = ([s(u[k] + a[k]) for k in range(g * H, (g + 1) * H)] for g in range(2))
-    n = [modrelu(u[2 * H + j] + r[j] * a[2 * H + j], h[j], p[j]) for j in range(H)]
-    return [(1 - z[j]) * n[j] + z[j] * h[j] for j in range(H)]
+def goru(u, r, h, bias):
+    reset, update = (s(u[k] + r(k, h)) for k in range(2))
+    return (1 - update) * modrelu(u[2] + reset * r(2, h), bias) + update * h
 
 
 BY_HAND = {
-    "complex_modrelu": complex_modrelu,
+    "complex_modrelu": lambda u, r, h, bias: modrelu(complex(u[0] + r(0, h), u[1] + r(1, h)), bias).real,
     "goru": goru,
-    "identity": elman(lambda z, h, p: z),
-    "hardtanh": elman(lambda z, h, p: -1.0 if z < -1 else 1.0 if z > 1 else z),
-    "modrelu": elman(modrelu),
-    "euler": elman(lambda z, h, dt: h + dt * math.tanh(z)),
+    "identity": lambda u, r, h, _: u[0] + r(0, h),
+    "hardtanh": lambda u, r, h, _: min(max(u[0] + r(0, h), -1.0), 1.0),
+    "modrelu": lambda u, r, h, bias: modrelu(u[0] + r(0, h), bias),
+    "euler": lambda u, r, h, dt: h + dt * math.tanh(u[0] + r(0, h)),
     "gru_reset_before": gru_reset_before,
 }
 
 
-def norm(x, gain, bias):
-    mean = sum(x) / len(x)
-    variance = sum((v - mean) ** 2 for v in x) / len(x)
-    return [(v - mean) / math.sqrt(variance + 1e-5) * g + b for v, g, b in zip(x, gain, bias, strict=True)]
-
-
-def lstm_layer_norm(u, R, b, state, gain, gain_c, bias_c):
-    h, c = state
-    H = len(h)
-    a = [x + y for x, y in zip(u, norm([dot(row, h) for row in R], gain, b), strict=True)]
-    i, f, o = ([s(x) for x in a[g * H : (g + 1) * H]] for g in (0, 1, 3))
-    c = [f[j] * c[j] + i[j] * math.tanh(a[2 * H + j]) for j in range(H)]
-    return [o[j] * math.tanh(y) for j, y in enumerate(norm(c, gain_c, bias_c))], c
-
-
-def gru_layer_norm(u, R, b, state, gain):
-    (h,) = state
-    H = len(h)
-    r = norm([dot(row, h) for row in R], gain, b)
-    n = [math.tanh(u[2 * H + j] + s(u[j] + r[j]) * r[2 * H + j]) for j in range(H)]
-    z = [s(u[H + j] + r[H + j]) for j in range(H)]
-    return ([(1 - z[j]) * n[j] + z[j] * h[j] for j in range(H)],)
-
-
-NORMALISED = {"lstm_layer_norm": lstm_layer_norm, "gru_layer_norm": gru_layer_norm}
-
-
 def test_every_cell_has_a_witness_of_its_own():
-    assert set(NN) | set(BY_HAND) | set(NORMALISED) == set(CELLS)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("cell", NORMALISED)
-def test_equations_of_the_normalised_cells_by_hand(cell, bias):
-    _, (_, u, R, state), kwargs = recurrence_sample(cell, 4, 2, 3)
-    b, params = kwargs["bias"] if bias else None, kwargs["params"]
-    h, final = recurrence(cell, u, R, state, bias=b, params=params)
-    own = R.tolist(), b.tolist() if bias else [0.0] * len(R)
-    for sequence in range(2):
-        now = [x[sequence].tolist() for x in state]
-        for t in range(4):
-            now = NORMALISED[cell](u[t, sequence].tolist(), *own, now, *(p.tolist() for p in params))
-            assert h[t, sequence].tolist() == pytest.approx(now[0], rel=1e-12, abs=1e-14)
-        for ended, wanted in zip(final, now, strict=True):
-            assert ended[sequence].tolist() == pytest.approx(wanted, rel=1e-12, abs=1e-14)
+    assert {*TORCH_NN, *BY_HAND, *NORMALISED} == set(CELLS)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cell", BY_HAND)
 def test_equations_by_hand(cell, bias):
-    torch.manual_seed(4)
-    _, (_, u, R, (h0,)), kwargs = recurrence_sample(cell, 4, 2, 3)
-    u, R, b = 1.5 * u, 1.5 * R, kwargs["bias"] if bias else None
-    params = tuple(p + 0.2 for p in kwargs["params"])
-    h, (final,) = recurrence(cell, u, R, (h0,), bias=b, params=params)
-    weights = R.tolist(), b.tolist() if bias else [0.0] * len(R)
-    parameter = params[0].tolist() if params else [None] * 3
-    for sequence in range(2):
-        state = h0[sequence].tolist()
+    """Each unit is a head."""
+    sample = recurrence_sample(cell, 4, 2, 3, heads=3, bias=bias)
+    _, u, R, (h0,) = sample.args
+    h, _ = recurrence(*sample.args, **sample.kwargs)
+    biases = sample.kwargs["bias"].unflatten(0, (-1, 3)) if bias else torch.zeros(CELLS[cell].gates, 3)
+    (params,) = sample.kwargs["params"] or (torch.zeros(3),)
+    for sequence, unit in itertools.product(range(2), range(3)):
+        r = lambda k, x, unit=unit: R[unit, k, 0].item() * x + biases[k, unit].item()  # noqa: E731
+        state = h0[sequence, unit].item()
         for t in range(4):
-            state = BY_HAND[cell](u[t, sequence].tolist(), *weights, state, parameter)
-            assert h[t, sequence].tolist() == pytest.approx(state, rel=1e-12, abs=1e-14)
-        assert final[sequence].tolist() == pytest.approx(state, rel=1e-12, abs=1e-14)
-
-
-def one_unit(cell, u, R, h0, **kwargs):
-    tensor = lambda x: torch.tensor(x, dtype=torch.float64)  # noqa: E731
-    kwargs = {name: (tensor([x[0]]),) if name == "params" else tensor(x) for name, x in kwargs.items()}
-    h, _ = recurrence(cell, tensor(u)[:, None, None], tensor([[R]]), (tensor([[h0]]),), **kwargs)
-    return h.flatten().tolist()
-
-
-def test_numbers_that_need_no_computer():
-    assert one_unit("identity", [1.0, 0.0, -1.0], 0.5, 2.0) == [2.0, 1.0, -0.5]
-    assert one_unit("identity", [1.0, 0.0], 0.5, 2.0, bias=[0.25]) == [2.25, 1.375]
-    assert one_unit("hardtanh", [0.5, 3.0, -2.5, 0.25], 1.0, 0.0) == [0.5, 1.0, -1.0, -0.75]
-    assert one_unit("modrelu", [1.0, -3.0, 0.25, 0.0], 1.0, 0.0, params=[-0.5]) == [0.5, -2.0, -1.25, -0.75]
-    assert one_unit("modrelu", [0.0, 0.5, 0.0], 0.0, 1.0, params=[0.5]) == [0.0, 1.0, 0.0]
-    assert one_unit("euler", [0.0, 0.0, 40.0], 0.0, 2.0, params=[0.5]) == [2.0, 2.0, 2.5]
-    # Both gates are 1/2 and n = tanh(0): half of h stays.
-    h, _ = recurrence("gru_reset_before", torch.zeros(2, 1, 3), torch.zeros(3, 1), (torch.ones(1, 1),))
-    assert h.flatten().tolist() == [0.5, 0.25]
-    # Reset and update gates are 0: n does not depend on h, although R is not zero. With the reset after the product,
-    # the gate also removes b_n.
-    u, R, h0 = torch.tensor([[[-200.0, -200.0, 0.0]]]), torch.tensor([[0.0], [0.0], [9.0]]), torch.ones(1, 1)
-    bias = torch.tensor([0.0, 0.0, 0.5])
-    assert recurrence("gru_reset_before", u, R, (h0,), bias=bias)[0].item() == pytest.approx(math.tanh(0.5))
-    assert recurrence("gru", u, R, (h0,), bias=bias)[0].item() == pytest.approx(0.0)
+            state = BY_HAND[cell](u[t, sequence].view(-1, 3)[:, unit].tolist(), r, state, params[unit].item())
+            assert h[t, sequence, unit].item() == pytest.approx(state, rel=1e-12, abs=1e-14)
 
 
 # ---- heads
@@ -282,7 +141,41 @@ def test_reset_of_packed_sequences_counts_steps_and_sequences():
     torch.testing.assert_close(h, wanted[alive], **CLOSE)
 
 
-# ---- edge cases
+# ---- grad_scale
+
+
+@pytest.mark.parametrize("sizes", [(5,), (5, 2)], ids=["(T,)", "(T, B)"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_grad_scale_multiplies_the_gradient_of_h_through_the_product(cell, sizes):
+    """As h - (1 - scale) h_detached, where other gradients of h and c do not change. No gradient flows to it."""
+    sample = recurrence_sample(cell, 5, 2, 3, requires_grad=True)
+    scale = (2 * torch.rand(sizes, dtype=torch.float64)).requires_grad_()
+    scale.detach()[::2] = torch.tensor([0.0, 1.0, 0.0]).view(3, *[1] * (scale.dim() - 1))
+
+    def by_hand(name, u, R, state, bias, params, **_):
+        product, outputs = product_of(R, bias, CELLS[name].recurrent, None, None), []
+        for t in range(5):
+            factor = scale.detach()[t].view(-1, 1)
+            scaled = lambda h, *rows, x=factor, **gain: product(h.detach() + x * (h - h.detach()), *rows, **gain)  # noqa: E731
+            state = CELLS[name].step(u[t], scaled, state, *params)
+            outputs.append(state[0])
+        return torch.stack(outputs), state
+
+    wanted, plain = outputs_and_gradients(by_hand, sample), outputs_and_gradients(recurrence, sample)
+    sample.kwargs["grad_scale"] = scale
+    found = outputs_and_gradients(recurrence, sample)
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    assert torch.equal(found["h"], plain["h"])
+    assert not torch.allclose(plain["grad of u"], found["grad of u"])
+    assert torch.autograd.grad(recurrence(*sample.args, **sample.kwargs)[0].sum(), scale, allow_unused=True) == (None,)
+
+
+def test_grad_scale_leaves_infinite_values_alone():
+    u, R, h0 = torch.zeros(1, 1, 1), torch.ones(1, 1), torch.full((1, 1), torch.inf)
+    assert torch.equal(recurrence("relu", u, R, (h0,), grad_scale=torch.ones(1))[0], h0[None])
+
+
+# ---- empty sizes
 
 
 @pytest.mark.parametrize("cell", CELLS)

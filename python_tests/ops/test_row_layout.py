@@ -1,63 +1,41 @@
-"""Packed input in every family: the operators accept any memory layout of `batch_sizes` and reject inconsistent
-sizes."""
+"""Packed input in every family of recurrences: the operators accept any memory layout of `batch_sizes` and reject
+inconsistent sizes."""
 
 import pytest
 import torch
-from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
-from rnnkern import reference
+from python_tests.samples.recorded import recorded
+from rnnkern import nn
+from rnnkern.nn.filters import Adam
 
-B, N, ROWS = 3, 4, 9
 SIZES = [3, 2, 2, 2]
-
-_operators = torch.ops.rnnkern
-
-
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def recurrence(sizes):
-    return _operators.recurrence(
-        "tanh", drawn(ROWS, N), drawn(N, N), [drawn(B, N)], None, [], sizes, None, True, False, False
-    )
+LAYERS = {
+    "recurrence": lambda: nn.RNN(4, 4),
+    "relevancy_recurrence": lambda: nn.RelRNN(4, 4),
+    "givens_recurrence": lambda: nn.EURNN(4, 4, fused=True),
+    "sab_recurrence": lambda: nn.SABLSTM(4, 4),
+    "linear_scan": lambda: nn.LRU(4, 4),
+    "moment_filter": lambda: nn.RNN(4, 4, filter=Adam(0.6, 0.6, 0.99)),
+}
+"""A layer that calls each operator."""
+each_family = pytest.mark.parametrize("family", LAYERS)
 
 
-def relevancy_recurrence(sizes):
-    weights = [drawn(N, N), drawn(N, N), drawn(N, N), drawn(N)]
-    state = [x for x in reference.empty_state([drawn(B, N)], 2) if x is not None]
-    rest = (4, 0.5, False, "float32", False, False)
-    return _operators.relevancy_recurrence("tanh", drawn(ROWS, N), weights, state, [], sizes, None, None, *rest)
-
-
-def givens_recurrence(sizes):
-    u, angles, bias, h0 = drawn(ROWS, N), drawn(2, N // 2), drawn(N), drawn(B, N)
-    return _operators.givens_recurrence(u, angles, None, None, bias, h0, sizes, None, True, False)
-
-
-def sab_recurrence(sizes):
-    *state, steps = reference.begin_sab(drawn(B, N), drawn(B, N))
-    attention, options = [drawn(2 * N)], (steps, 2, 1, 5, False)
-    return _operators.sab_recurrence(drawn(ROWS, 4 * N), drawn(4 * N, N), None, attention, state, sizes, None, *options)
-
-
-def linear_scan(sizes):
-    return _operators.linear_scan(drawn(N), drawn(ROWS, N), drawn(B, N), sizes, None, True, True)
-
-
-def moment_filter(sizes):
-    return _operators.moment_filter(drawn(ROWS, N), drawn(B, N), None, sizes, None, True, 0.5, 1.0, None, 0.01, 0)
-
-
-FAMILIES = [recurrence, relevancy_recurrence, givens_recurrence, sab_recurrence, linear_scan, moment_filter]
-each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def operator_of(family):
+    """The operator as the layer calls it for packed input, as a function of `batch_sizes`."""
+    layer, packed = LAYERS[family](), PackedSequence(torch.randn(9, 4), torch.tensor(SIZES))
+    with torch.no_grad():
+        operator, args = next(call for call in recorded(lambda: layer(packed)) if call[0]._opname == family)
+    at = [argument.name for argument in operator._schema.arguments].index("batch_sizes")
+    return lambda sizes: operator(*args[:at], sizes, *args[at + 1 :])
 
 
 @each_family
 def test_sizes_that_are_not_contiguous(family):
-    apart = torch.tensor([[size, 0] for size in SIZES])[:, 0]
+    operator, apart = operator_of(family), torch.tensor([[size, 0] for size in SIZES])[:, 0]
     assert not apart.is_contiguous()
-    for found, wanted in zip(family(apart), family(torch.tensor(SIZES)), strict=True):
+    for found, wanted in zip(operator(apart), operator(torch.tensor(SIZES)), strict=True):
         assert torch.equal(found, wanted)
 
 
@@ -75,6 +53,5 @@ def test_sizes_that_are_not_contiguous(family):
     ids=["int32", "2-dimensional", "growing", "more than B", "negative", "another sum"],
 )
 def test_sizes_that_do_not_fit(family, sizes, said):
-    family(torch.tensor(SIZES))
-    with pytest.raises(RuntimeError, match=f"{family.__name__}: `batch_sizes` {said}"):
-        family(sizes)
+    with pytest.raises(RuntimeError, match=f"{family}: `batch_sizes` {said}"):
+        operator_of(family)(sizes)

@@ -1,4 +1,5 @@
-"""recurrence(steps=...), one input for all steps: against the reference with the input repeated."""
+"""recurrence(steps=...), one input for all steps, over the cells and options of the recurrence's table: against the
+reference with the input repeated."""
 
 import functools
 
@@ -6,6 +7,7 @@ import pytest
 import torch
 from torch.func import grad, jvp, vmap
 
+from python_tests.gpu.recurrences import KINKS
 from python_tests.samples import (
     RECURRENCE_OPTIONS,
     agree,
@@ -38,43 +40,26 @@ def repeated(steps, cell, u, *rest, **kwargs):
     return reference.recurrence(cell, u.expand(steps, *u.shape[1:]), *rest, **kwargs)
 
 
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ROWS = [
     row
     for row in covering_rows(
         {"cell": list(KERNEL_CELLS), "option": OPTIONS, "steps": STEPS, "save_gates": [True, False], "threads": [1, 2],
-         "sizes": [(3, 6), (1, 4), (9, 20)]}
+         "sizes": [(3, 6), (1, 4), (9, 20)], "dtype": DTYPES}
     )
     if takes(row["cell"], RECURRENCE_OPTIONS[row["option"]])
+    and (row["dtype"] == torch.float64 or row["cell"] not in KINKS)
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
 @pytest.mark.sampled
 def test_values_and_gradients(row, threads):
-    steps, save = row["steps"], {"save_gates": row["save_gates"]}
-    samples = draws(constant_sample, row["cell"], steps, *row["sizes"], **RECURRENCE_OPTIONS[row["option"]])
     threads(row["threads"])
-    ops = functools.partial(in_place, steps, **save), functools.partial(repeated, steps)
-    agree(*ops, outputs_and_gradients, samples)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("cell", ["gru", "lstm", "euler"])
-def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(cell, dtype):
-    samples = draws(constant_sample, cell, 20, 5, 24, dtype=dtype)
-    agree(*(functools.partial(op, 20) for op in (in_place, repeated)), outputs_and_gradients, samples)
-
-
-@pytest.mark.parametrize("save_gates", [True, False])
-@pytest.mark.parametrize("inputs", [0, 5])
-def test_an_expanded_tensor(inputs, save_gates):
-    """The memory of one step in place of that of all."""
-    sample = constant_sample("lstm", 4, inputs=inputs, dtype=torch.float64)
-
-    def expanded(cell, u, *rest, **kwargs):
-        return recurrence(cell, u.expand(4, -1, -1), *rest, save_gates=save_gates, **kwargs)
-
-    agree(expanded, functools.partial(repeated, 4), outputs_and_gradients, [sample])
+    options = RECURRENCE_OPTIONS[row["option"]] | {"dtype": row["dtype"]}
+    samples = draws(constant_sample, row["cell"], row["steps"], *row["sizes"], **options)
+    op = functools.partial(in_place, row["steps"], save_gates=row["save_gates"])
+    agree(op, functools.partial(repeated, row["steps"]), outputs_and_gradients, samples)
 
 
 def test_the_input_is_not_copied():
@@ -87,51 +72,33 @@ def test_the_input_is_not_copied():
     assert peak_bytes(lambda: torch.autograd.grad(h, u, upstream, retain_graph=True)) < 0.5 * gates
 
 
-def test_explain_and_compile():
+def test_every_way_to_call():
     cell, u, R, state = constant_sample("lstm", 5).args
+    wanted, _ = repeated(5, cell, u, R, state)
+    call = lambda u: recurrence(cell, u, R, state, steps=5)[0]  # noqa: E731
     assert explain(recurrence, cell, u, R, state, steps=5).implementation == "cpu"
-    compiled = torch.compile(lambda u: recurrence(cell, u, R, state, steps=5)[0], backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(u), repeated(5, cell, u, R, state)[0])
+    torch.testing.assert_close(torch.compile(call, backend="aot_eager", fullgraph=True)(u), wanted)
+    for context in (torch.no_grad(), use("reference")):
+        with context:
+            torch.testing.assert_close(call(u), wanted)
 
 
-def test_the_bits_of_repeated_input():
-    sample = constant_sample("gru", 7)
-    kernel = outputs_and_gradients(lambda c, u, *a, **k: recurrence(c, u.expand(7, -1, -1), *a, **k), sample)
-    for name, value in outputs_and_gradients(functools.partial(in_place, 7), sample).items():
-        assert torch.equal(value, kernel[name]) or name == "grad of u"
+@pytest.mark.parametrize(("inputs", "options"), [(0, {"save_u": True}), (0, {"save_gates": False}), (4, {})], ids=str)
+def test_second_derivatives(inputs, options):
+    sample = constant_sample("lstm", 3, 2, 3, inputs=inputs)
+    leaves = sample.leaves()
 
+    def second(op):
+        h, _ = op(3, *sample.args, **sample.kwargs, **options)
+        first = torch.autograd.grad(h.sin().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.sin().sum() for g in first), leaves)
 
-@pytest.mark.parametrize("options", [{"save_u": True}, {"save_gates": False}], ids=str)
-def test_second_derivatives(options):
-    sample = constant_sample("lstm", 3, 2, 3)
-    cell, *tensors = sample.args[0], sample.args[1], sample.args[2]
-
-    def function(u, R):
-        return recurrence(cell, u, R, sample.args[3], steps=3, **options)[0]
-
-    assert torch.autograd.gradgradcheck(function, tensors)
-
-
-def test_second_derivatives_through_the_input_weights():
-    sample = constant_sample("gru", 3, 2, 3, inputs=4)
-    _, x, R, state = sample.args
-    function = lambda x, W: recurrence("gru", x, R, state, weight_ih=W, steps=3)[0]  # noqa: E731
-    assert torch.autograd.gradgradcheck(function, (x, sample.kwargs["weight_ih"]))
-
-
-def test_without_gradients_and_by_the_reference():
-    cell, u, R, state = constant_sample("lstm", 4).args
-    wanted, _ = repeated(4, cell, u, R, state)
-    with torch.no_grad():
-        torch.testing.assert_close(recurrence(cell, u, R, state, steps=4)[0], wanted)
-    with use("reference"):
-        torch.testing.assert_close(recurrence(cell, u, R, state, steps=4)[0], wanted)
+    torch.testing.assert_close(second(in_place), second(repeated))
 
 
 def test_transforms():
-    cell, u, R, state = constant_sample("gru", 4).args
-    u, R = u.detach(), R.detach()
-    value = lambda op, u: op(4, cell, u, R, tuple(s.detach() for s in state))[0].sin()  # noqa: E731
+    cell, u, R, state = constant_sample("gru", 4).to(torch.float64, requires_grad=False).args
+    value = lambda op, u: op(4, cell, u, R, state)[0].sin()  # noqa: E731
     for transform in (
         lambda f: grad(lambda u: f(u).sum())(u),
         lambda f: jvp(f, (u,), (u.cos(),))[1],
@@ -156,21 +123,5 @@ def test_errors(steps, change, error, message):
     given = {"u": u} | change
     with pytest.raises(error, match=message):
         recurrence(cell, given.pop("u"), R, state, steps=steps, **given)
-
-
-def test_the_operator_checks_the_batch_size():
-    """Of a call that does not come through the public function."""
-    cell, u, R, state = constant_sample("tanh", 4).args
-    u, R, state = u.detach(), R.detach(), [s.detach() for s in state]
-    h, *_ = torch.ops.rnnkern.recurrence(cell, u.expand(4, -1, -1), R, state, None, None, None, None, False, True, True)
-    with pytest.raises(RuntimeError, match="`u` must have B = 3 rows, got 2"):
-        torch.ops.rnnkern.recurrence_backward(
-            cell, h, [], u[:, :2], R, state, None, [], None, None, False, None, h, [], True, False,
-            None, None, True, False, False, None, 0.0, None, None, False, True, 0,
-        )  # fmt: skip
-
-
-def test_packed_input_is_refused():
-    cell, u, R, state = constant_sample("tanh", 4).args
     with pytest.raises(ValueError, match="`batch_sizes` must be None with `steps`"):
         recurrence(cell, u[0], R, state, steps=4, batch_sizes=torch.tensor([3]))

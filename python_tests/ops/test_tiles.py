@@ -1,4 +1,5 @@
-"""Products in tiles, at the SIMD level ``amx``: of bfloat16, and of float32 where PyTorch's setting allows it."""
+"""Products of bfloat16, at the SIMD levels ``avx512_bf16`` and ``amx``; and in tiles of ``amx``, over all cells, those
+of float32 where PyTorch's setting allows it."""
 
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -7,13 +8,12 @@ import pytest
 import torch
 
 from python_tests.gpu.recurrences import KINKS, off_kinks
-from python_tests.samples import draws, outputs_and_gradients, recurrence_sample, takes
+from python_tests.samples import assert_same_bits, draws, outputs_and_gradients, recurrence_sample, takes
 from python_tests.samples.agreement import agree
 from python_tests.samples.rounded import RoundedProducts, to_bfloat16
-from python_tests.tiers import LEVELS
+from python_tests.tiers import LEVELS, PAIRS
 from rnnkern import _extension, nn, ops, reference
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
 from rnnkern.ops._recurrence.autograd import KERNEL_CELLS
 
 HAS_TILES = bool(LEVELS) and LEVELS[-1] == "amx"
@@ -42,10 +42,6 @@ def under(precision, op=recurrence, **options):
     return call
 
 
-def assert_same_bits(first, second):
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
-
-
 def of_integers(batch, heads, units, inputs, steps=2):
     """A call of which every product is a sum of integers, exact in float32 in any order."""
     sample = recurrence_sample("identity", steps, batch, heads * units, heads=heads, inputs=inputs, dtype=torch.float32)
@@ -67,13 +63,9 @@ def test_each_size_of_tiles_and_remainders(precision, threads_in_use, threads):
     for size in sizes:
         sample = of_integers(*size, steps=steps)
         exact, found = (outputs_and_gradients(op, sample) for op in (recurrence, under(precision)))
-        if precision == "medium":  # the gradients of h are random
-            found = {name: value for name, value in found.items() if not name.startswith("grad")}
-            assert_same_bits(found, exact)
-        else:
-            for name, value in found.items():
-                torch.testing.assert_close(value, exact[name], rtol=1e-4, atol=1e-4 * exact[name].abs().max().item())
-            assert torch.equal(found["h"], exact["h"])
+        assert_same_bits({name: x for name, x in found.items() if not name.startswith("grad")}, exact)
+        for name, value in found.items() if precision == "high" else ():  # the gradients of h are random
+            torch.testing.assert_close(value, exact[name], rtol=1e-4, atol=1e-4 * exact[name].abs().max().item())
 
 
 @with_tiles
@@ -181,17 +173,6 @@ def test_compiled_functions_keep_the_setting_of_their_compilation():
 
 
 @with_tiles
-def test_the_gradient_of_every_h():
-    sample = recurrence_sample("lstm", 4, 8, 40, dtype=torch.float32)
-    exact, found = (
-        op(torch.ones_like, *sample.args, **sample.kwargs)
-        for op in (recurrence_adjoint, under("high", recurrence_adjoint))
-    )
-    assert not torch.equal(exact, found)
-    torch.testing.assert_close(exact, found, rtol=1e-3, atol=1e-4)
-
-
-@with_tiles
 def test_pytorchs_own_products_are_as_before():
     """PyTorch configures the tiles of this thread for its own kernels."""
     x, weight = torch.randn(64, 96, dtype=torch.bfloat16), torch.randn(80, 96, dtype=torch.bfloat16)
@@ -203,33 +184,32 @@ def test_pytorchs_own_products_are_as_before():
         assert torch.equal(layer(sequence)[0], first)
 
 
-@pytest.mark.parametrize("level", [level for level in LEVELS if level != "amx"])
-def test_without_amx_the_setting_does_nothing(level, simd):
+OTHERS = [(level, torch.float32) for level in LEVELS]
+OTHERS += [(level, dtype) for level in PAIRS for dtype in (torch.float64, torch.float16)]
+
+
+@pytest.mark.parametrize(("level", "dtype"), OTHERS, ids=str)
+def test_without_tiles_the_setting_does_nothing(level, dtype, simd):
+    """Of other dtypes than bfloat16, the results are those of avx512."""
     simd(level)
-    sample = recurrence_sample("lstm", 3, 8, 20, inputs=5, dtype=torch.float32, requires_grad=True)
+    sample = recurrence_sample("lstm", 3, 8, 96, inputs=5, dtype=dtype, requires_grad=True)
     exact = outputs_and_gradients(recurrence, sample)
-    for precision in PARTS:
+    for precision in PARTS if (level, dtype) != ("amx", torch.float32) else ():
         assert_same_bits(outputs_and_gradients(under(precision), sample), exact)
         with allowed(precision):
             assert "bfloat16" not in ops.explain(recurrence, *sample.args, **sample.kwargs).reason
+    if level in PAIRS:
+        simd("avx512")
+        assert_same_bits(outputs_and_gradients(recurrence, sample), exact)
 
 
-@with_tiles
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_other_dtypes_are_as_they_were(dtype):
-    sample = recurrence_sample("lstm", 3, 8, 20, inputs=5, dtype=dtype, requires_grad=True)
-    exact = outputs_and_gradients(recurrence, sample)
-    for precision in PARTS:
-        assert_same_bits(outputs_and_gradients(under(precision), sample), exact)
-
-
-@pytest.mark.parametrize("parts", [-1, 3])
-def test_a_wrong_number_of_parts(parts):
-    u, R, h0 = torch.randn(2, 4, 3), torch.randn(3, 3), torch.zeros(4, 3)
-    with pytest.raises(RuntimeError, match=f"`bfloat16_parts` must be 0, 1 or 2, got {parts}"):
-        torch.ops.rnnkern.recurrence(
-            "tanh", u, R, [h0], None, None, None, None, False, False, False, bfloat16_parts=parts
-        )
+@pytest.mark.parametrize("level", PAIRS)
+def test_gates_computed_again_give_the_same_gradients_in_bfloat16(level, simd):
+    """The products of the forward pass also read h with 16 bits."""
+    simd(level)
+    sample = recurrence_sample("lstm", 24, 64, 96, dtype=torch.bfloat16, requires_grad=True)
+    again = partial(recurrence, save_gates=False)
+    assert_same_bits(*(outputs_and_gradients(op, sample) for op in (recurrence, again)))
 
 
 @pytest.mark.parametrize(("setting", "parts"), [("highest", 0), ("high", 2), ("medium", 1)])

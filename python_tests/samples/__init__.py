@@ -1,6 +1,15 @@
 """Sample calls of the operators, for tests, opcheck and benchmarks."""
 
-from python_tests.samples.agreement import agree, changed, draws, mostly, nudged, numbered, triples
+from python_tests.samples.agreement import (
+    agree,
+    assert_same_bits,
+    changed,
+    draws,
+    mostly,
+    nudged,
+    numbered,
+    triples,
+)
 from python_tests.samples.covering import covering_rows
 from python_tests.samples.gather_attention import gather_sample
 from python_tests.samples.givens_recurrence import (
@@ -53,6 +62,7 @@ __all__ = [
     "Scan",
     "SimilarityCall",
     "agree",
+    "assert_same_bits",
     "changed",
     "check_recurrence",
     "covering_rows",

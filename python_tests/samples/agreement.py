@@ -53,6 +53,11 @@ def numbered(actual: Iterable[Tensor], naive: Iterable[Tensor], truth: Iterable[
     return {f"result {k}": three for k, three in enumerate(zip(actual, naive, truth, strict=True))}
 
 
+def assert_same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    """Asserts that the results of one call, by name, are among those of another."""
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
 def mostly(calls: Iterable[tuple[bool, dict[str, Triple]]]) -> Iterator[dict[str, Triple]]:
     """Results of the calls that took the same decisions as the reference, such as which events are selected. Where two
     scores are equal but for rounding they may differ, but seldom: the third time is an error."""

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_only
 
 from python_tests.samples.agreement import agree
 from rnnkern import reference
 from rnnkern.reference import CELLS
+from rnnkern.reference._recurrence import cell_of
 
 
 class Sample(NamedTuple):
@@ -34,21 +36,16 @@ class Sample(NamedTuple):
         """The same values in a dtype, as new leaves that require gradients (None: where they did before)."""
 
         def cast(x):
-            if isinstance(x, (tuple, list)):
-                return tuple(map(cast, x))
             if not isinstance(x, Tensor) or not x.is_floating_point():
                 return x
-            return (
-                x.detach()
-                .to(dtype, copy=True)
-                .requires_grad_(x.requires_grad if requires_grad is None else requires_grad)
-            )
+            wanted = x.requires_grad if requires_grad is None else requires_grad
+            return x.detach().to(dtype, copy=True).requires_grad_(wanted)
 
-        kwargs = {key: cast(value) for key, value in self.kwargs.items()}
+        sample = tree_map(cast, self)
         for constant in ("grad_scale", "keep"):
-            if kwargs.get(constant) is not None:
-                kwargs[constant].requires_grad_(False)
-        return Sample(self.name, cast(self.args), kwargs)
+            if sample.kwargs.get(constant) is not None:
+                sample.kwargs[constant].requires_grad_(False)
+        return sample
 
 
 RECURRENCE_PARAMS = {
@@ -62,6 +59,8 @@ RECURRENCE_PARAMS = {
 }
 """Functions that draw the cells' own tensors."""
 
+_EVERYTHING = {"packed": True, "reset": True, "reverse": True, "inputs": 3}
+
 RECURRENCE_OPTIONS = {
     "plain": {},
     "packed": {"packed": True},
@@ -73,26 +72,16 @@ RECURRENCE_OPTIONS = {
     "packed-grad_scale-heads": {"packed": True, "grad_scale": 2, "heads": 2},
     "no bias": {"bias": False},
     "weight_ih": {"inputs": 5},
-    "packed-reset-reverse-heads-weight_ih": {"inputs": 3, "packed": True, "reset": True, "reverse": True, "heads": 2},
+    "packed-reset-reverse-heads-weight_ih": {**_EVERYTHING, "heads": 2},
     "no bias-weight_ih": {"inputs": 3, "bias": False},
     "zoneout": {"zoneout": 0.3},
     "zoneout-mean": {"zoneout": 0.3, "drawn": False},
     "dropout": {"dropout": 0.4},
     "keep": {"keep": 1},
-    "packed-reset-reverse-weight_ih-dropout-keep": {
-        "packed": True,
-        "reset": True,
-        "reverse": True,
-        "inputs": 3,
-        "dropout": 0.3,
-        "keep": 2,
-    },
+    "packed-reset-reverse-weight_ih-dropout-keep": {**_EVERYTHING, "dropout": 0.3, "keep": 2},
     "packed-reset-reverse-heads-weight_ih-zoneout-dropout": {
-        "packed": True,
-        "reset": True,
-        "reverse": True,
+        **_EVERYTHING,
         "heads": 2,
-        "inputs": 3,
         "zoneout": 0.2,
         "dropout": 0.3,
     },
@@ -122,20 +111,20 @@ def recurrence_sample(
     """Random arguments for :func:`rnnkern.ops.recurrence`, drawn from torch's generator.
 
     Args:
-        cell, steps, batch, hidden, heads: cell, T, B, H and K; R is scaled so that the state neither vanishes nor
-            explodes.
+        cell, steps, batch, hidden, heads: cell, also one made by rnnkern.cell, T, B, H and K; R is scaled so that the
+            state neither vanishes nor explodes.
         bias, packed, reset, reverse: options of the call. Packed lengths decrease evenly from ``steps`` to 1.
         grad_scale: 0 for none, 1 for (T,), 2 for (T, B).
         inputs: I, for a call with ``weight_ih`` and, if ``bias`` is set, ``bias_ih``; 0 for a call with ``u``.
-        zoneout, dropout: their rates; c has half the zoneout rate of h.
+        zoneout, dropout: their rates; c and later states have half the zoneout rate of h.
         keep: 0 for none, 1 for (T,), 2 for (T, B); about a sixth of its elements are 0, and of 1 as many.
         drawn: whether there is a seed.
     """
-    _, gates, states, *_ = CELLS[cell]
-    params = RECURRENCE_PARAMS.get(cell, lambda hidden: ())(hidden)
+    _, gates, states, names, _, recurrent = cell_of(cell)
+    params = RECURRENCE_PARAMS.get(cell, lambda hidden: tuple(0.5 * torch.randn(hidden) for _ in names))(hidden)
     width = params[0].shape[0] if cell == "lstm_projected" else hidden
     d = hidden // heads
-    R = torch.randn(gates * hidden, width) if heads == 1 else torch.randn(heads, gates * d, d)
+    R = torch.randn(recurrent * hidden, width) if heads == 1 else torch.randn(heads, recurrent * d, d)
     batch_sizes, rows = None, (steps, batch)
     if packed:
         lengths = torch.linspace(steps, min(steps, 1), batch).round().long()
@@ -145,19 +134,16 @@ def recurrence_sample(
         "u": torch.randn(*rows, inputs or gates * hidden),
         "R": 0.8 * R / math.sqrt(d),
         "state": (torch.randn(batch, width), torch.randn(batch, hidden))[:states],
-        "bias": 0.5 * torch.randn(gates * hidden) if bias else None,
+        "bias": 0.5 * torch.randn(recurrent * hidden) if bias else None,
         "params": params,
     }
+    for _ in range(2, states):  # positive, because sLSTM divides by one of them
+        tensors["state"] += (0.5 + torch.rand(batch, hidden),)
     if inputs:
         tensors["weight_ih"] = torch.randn(gates * hidden, inputs) / math.sqrt(inputs)
         tensors["bias_ih"] = 0.5 * torch.randn(gates * hidden) if bias else None
 
-    def leaf(x):
-        if isinstance(x, tuple):
-            return tuple(map(leaf, x))
-        return None if x is None else x.to(dtype).requires_grad_(requires_grad)
-
-    tensors = {name: leaf(x) for name, x in tensors.items()}
+    tensors = tree_map_only(Tensor, lambda x: x.to(dtype).requires_grad_(requires_grad), tensors)
     kwargs = {"bias": tensors["bias"], "params": tensors["params"], "batch_sizes": batch_sizes, "reverse": reverse}
     kwargs |= {name: tensors[name] for name in ("weight_ih", "bias_ih") if name in tensors}
     if reset:
@@ -165,7 +151,7 @@ def recurrence_sample(
     if grad_scale:
         kwargs["grad_scale"] = torch.rand((steps, batch)[:grad_scale]).to(dtype)
     if zoneout:
-        kwargs["zoneout"] = (zoneout, zoneout / 2)[:states]
+        kwargs["zoneout"] = (zoneout, *[zoneout / 2] * (states - 1))
     if dropout:
         kwargs["dropout"] = dropout
     if keep:
@@ -181,7 +167,7 @@ DENSE = {"lstm_projected", *(name for name, cell in CELLS.items() if cell.normal
 
 def takes(cell: str, options: Collection[str]) -> bool:
     """Whether a cell supports the options."""
-    return not ("heads" in options and cell in DENSE) and not ("keep" in options and CELLS[cell].normalised)
+    return not ("heads" in options and cell in DENSE) and not ("keep" in options and cell_of(cell).normalised)
 
 
 def recurrence_samples(cells: Sequence[str] = tuple(CELLS), **sizes: Any) -> Iterator[Sample]:
@@ -197,7 +183,8 @@ def outputs_and_gradients(op: Any, sample: Sample, seed: int = 0) -> dict[str, T
     h, state = op(*sample.args, **sample.kwargs)
     results = {"h": h, **{f"final state[{k}]": s for k, s in enumerate(state)}}
     generator = torch.Generator().manual_seed(seed)
-    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in results.values()]
+    draw = lambda y: torch.randn(y.shape, generator=generator, dtype=torch.promote_types(y.dtype, torch.float64))  # noqa: E731
+    upstream = [draw(y).to(y) for y in results.values()]
     pairs = [(y, g) for y, g in zip(results.values(), upstream, strict=True) if y.requires_grad]
     leaves = sample.leaves()
     outputs, upstream = zip(*pairs, strict=True)

@@ -1,45 +1,47 @@
-"""Calls of ops.recurrence_tangent, from the samples of the recurrence."""
+"""Calls of ops.recurrence_tangent, from the samples of the recurrence; and the table of operators that are derived from
+it."""
 
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from python_tests.samples.recurrence import Sample, recurrence_sample
+from python_tests.gpu.recurrences import KINKS, off_kinks
+from python_tests.samples.agreement import draws
+from python_tests.samples.recurrence import RECURRENCE_OPTIONS, Sample, recurrence_sample, takes
+from rnnkern.ops._recurrence.facts import KERNEL_CELLS
 from rnnkern.reference._recurrence import cell_of
 
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+DERIVED_ROWS = [
+    (cell, option, dtype)
+    for cell, (option, given), dtype in itertools.product(KERNEL_CELLS, RECURRENCE_OPTIONS.items(), DTYPES)
+    if takes(cell, given) and not (cell in KINKS and "inputs" in given and dtype != torch.float64)
+]
+"""Cells, options and dtypes, in low precision without calls whose u cannot be moved away from kinks."""
 
-class TangentSample(NamedTuple):
-    """One call ``rnnkern.ops.recurrence_tangent(*args, **kwargs)``."""
 
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def to(self, dtype: torch.dtype) -> "TangentSample":
-        """The same values in a dtype."""
-
-        def cast(x):
-            if isinstance(x, (tuple, list)):
-                return tuple(map(cast, x))
-            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
-
-        return TangentSample(self.name, cast(self.args), {key: cast(value) for key, value in self.kwargs.items()})
+def derived_draws(cell: str, option: str, dtype: torch.dtype, *sizes: int) -> Iterator[Sample]:
+    """Endless random samples of a row."""
+    options = RECURRENCE_OPTIONS[option]
+    samples = draws(recurrence_sample, cell, *sizes, **options, dtype=dtype)
+    return samples if "inputs" in options else map(off_kinks, samples)
 
 
 def tangent_sample(
     cell: str, *sizes: int, count: int = 3, every: int = 0, forced: bool = True, **options: Any
-) -> TangentSample:
+) -> Sample:
     """Random arguments; ``sizes`` and ``options`` are those of :func:`recurrence_sample`. ``count`` is S; with
     ``forced``, u, R h, the bias and the params have tangents too."""
     return with_tangents(recurrence_sample(cell, *sizes, **options), count, every, forced)
 
 
-def with_tangents(sample: Sample, count: int = 3, every: int = 0, forced: bool = True) -> TangentSample:
+def with_tangents(sample: Sample, count: int = 3, every: int = 0, forced: bool = True) -> Sample:
     """The arguments of a call of recurrence_tangent along the trajectory of a sample."""
     cell, u, R, state = sample.args
     facts = cell_of(cell)
-    kwargs = {key: value for key, value in sample.kwargs.items() if key not in ("grad_scale",)}
+    kwargs = {key: value for key, value in sample.kwargs.items() if key != "grad_scale"}
     draw = lambda *shape: torch.randn(count, *shape).to(u)  # noqa: E731
     tangents = tuple(draw(*s.shape) for s in state)
     if forced:
@@ -49,4 +51,4 @@ def with_tangents(sample: Sample, count: int = 3, every: int = 0, forced: bool =
         kwargs["bias_tangent"] = None if kwargs["bias"] is None else draw(facts.recurrent * hidden)
         kwargs["params_tangent"] = tuple(draw(*p.shape) for p in kwargs["params"])
     kwargs |= {"every": every, "sequence": not every}
-    return TangentSample(sample.name, (cell, u, R, state, tangents), kwargs)
+    return Sample(sample.name, (cell, u, R, state, tangents), kwargs)
