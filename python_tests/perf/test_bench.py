@@ -1,9 +1,9 @@
-"""The published cases: their selection, and properties that no other test checks."""
+"""`make bench`: which cases it has, and that each of their providers computes the same."""
 
 import pytest
 import torch
 
-from perf import bench, ensemble, harness, neural_ode, overhead, providers, record, recurrence
+from perf import bench, ensemble, harness, neural_ode, providers, record, recurrence
 from perf.harness import Effort, WrongResult
 from rnnkern import _gemm as gemm
 from rnnkern.ops import use
@@ -73,17 +73,6 @@ OTHERS = [*ensemble.cases(ensemble.QUICK_SHAPES), *neural_ode.cases([(recurrence
 @pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.labels["cell"])
 def test_providers_of_other_pages_agree(case):
     assert {len(calls) for calls in harness.checked(case).calls.values()} == {3}
-
-
-@compiled_part
-def test_inference_has_no_backward():
-    assert list(only("gru", inference=True).build(0).calls) == ["forward"]
-
-
-@compiled_part
-def test_steps_under_one_mode():
-    (*_, case) = overhead.cases([], [4], "float32", modes=["no_grad"])
-    assert {row["direction"] for row in harness.measure(case, CPU, EFFORT)} == {"no_grad"}
 
 
 def test_without_a_kernel_nothing_is_measured():
