@@ -1,9 +1,10 @@
-"""Compiled libraries of cells on disk: neither a damaged one nor one of another user reaches the loader, and whatever
-happens while one is written, nothing incomplete stays behind.
+"""Compiled libraries of cells on disk: neither a damaged one nor one of another user reaches the loader, and nothing
+incomplete stays behind, over a table of damages and one of compilers that fail.
 
 In most tests the compiler is a script that copies a finished library.
 """
 
+import itertools
 import os
 import resource
 import stat
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,19 +81,6 @@ def cache(monkeypatch, tmp_path, finished, temporary) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def mount(cache):
-    """A function that makes the cache a small disk of its own."""
-
-    def mounted(options: str) -> None:
-        cache.mkdir(exist_ok=True)
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", cache], capture_output=True).returncode:
-            pytest.skip("this user may not mount a disk")
-
-    yield mounted
-    subprocess.run(["umount", "-l", cache], capture_output=True)
-
-
 def count(runs: Path) -> int:
     return len(runs.read_text().splitlines())
 
@@ -122,14 +110,10 @@ def test_whatever_is_damaged_is_noticed(tmp_path, finished):
     place = tmp_path / "cell.so"
     assert _compiler.write_file(place, finished)
     assert _compiler.read_file(place) == finished
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        found = []
-        for kept in damaged(place.read_bytes()):
-            place.write_bytes(kept)
-            found.append(_compiler.read_file(place))
-    assert found == [None] * len(given)
-    assert len(given) > 800
+    for kept in damaged(place.read_bytes()):
+        place.write_bytes(kept)
+        with pytest.warns(UserWarning, match="is damaged"):
+            assert _compiler.read_file(place) is None
 
 
 @pytest.mark.parametrize("on_cuda", [False, True])
@@ -205,21 +189,19 @@ def test_what_never_loads_has_a_remedy(compile_with):
 def test_a_file_is_read_while_others_replace_it(tmp_path, finished):
     place, ends = tmp_path / "cell.so", threading.Event()
     contents = [finished, finished[: len(finished) // 2]]
+
+    def replace():
+        for k in itertools.count():
+            _compiler.write_file(place, contents[k % 2])
+            if ends.is_set():
+                return
+
     _compiler.write_file(place, finished)
-
-    def replace(content):
-        while not ends.is_set():
-            _compiler.write_file(place, content)
-
-    writers = [threading.Thread(target=replace, args=(content,)) for content in contents]
-    for writer in writers:
-        writer.start()
-    try:
+    with ThreadPoolExecutor(2) as writers:
+        running = [writers.submit(replace) for _ in range(2)]
         found = [_compiler.read_file(place) for _ in range(300)]  # a warning would be an error
-    finally:
         ends.set()
-        for writer in writers:
-            writer.join()
+    assert all(writer.exception() is None for writer in running)
     assert all(content in contents for content in found)
 
 
@@ -275,33 +257,7 @@ def test_what_is_kept_for_one_process_is_deleted_with_it(cache, runs, temporary,
     assert list(temporary.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_read_is_replaced(cache, runs, finished):
-    place = library.library_of(CELL, False)
-    place.unlink()
-    place.symlink_to("/proc/self/mem")  # reading its beginning is an error
-    assert library.library_of(CELL, False) == place
-    assert _compiler.read_file(place) == finished
-
-
-def test_a_read_only_folder_is_read(mount, runs, cache, temporary):
-    mount("size=1m")
-    place = library.library_of(CELL, False)
-    subprocess.run(["mount", "-o", "remount,ro", cache], check=True)
-    assert library.library_of(CELL, False) == place
-    with pytest.warns(UserWarning, match="Read-only file system"):
-        assert library.library_of(CELL, True).is_relative_to(temporary)
-
-
 # ---- a full disk, and compilers that fail
-
-
-def test_a_full_disk_of_the_cache_leaves_nothing_behind(mount, runs, cache, temporary, finished):
-    mount(f"size={len(finished) // 2048}k")
-    with pytest.warns(UserWarning, match="No space left on device") as given:
-        own = [library.library_of(CELL, on_cuda) for on_cuda in (False, True)]
-    assert len(given) == 1
-    assert all(path.is_relative_to(temporary) and path.read_bytes() == finished for path in own)
-    assert list(cache.iterdir()) == []
 
 
 def test_where_both_disks_are_full_the_reason_says_so(compile_with, cache, temporary):
