@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rnnkern
-from rnnkern import _report, bench, profile
+from rnnkern import bench, profile
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -78,22 +78,17 @@ def test_bench_prints_and_writes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "arguments", "said"),
     [
-        (["rnnkern.bench", "--module", "LSTMM", "--shape", "1x1x1"], "no layer 'LSTMM'"),
-        (["rnnkern.bench", "--module", "torch.tensor", "--shape", "1x1x1"], "must be a torch.nn.Module"),
-        (
-            ["rnnkern.bench", "--module", "LSTM", "--shape", "3x2"],
-            "the shape must be TxBxN, such as 200x64x256, got '3x2'",
-        ),
-        (["rnnkern.bench", "--module", "LSTM", "--shape", "3x0x2"], "must be TxBxN"),
-        (["rnnkern.profile", "--layer", "nopackage.Layer"], "no layer 'nopackage.Layer': No module named 'nopackage'"),
+        (bench, ["--module", "LSTMM", "--shape", "1x1x1"], "no layer 'LSTMM'"),
+        (bench, ["--module", "torch.tensor", "--shape", "1x1x1"], "must be a torch.nn.Module"),
+        (bench, ["--module", "LSTM", "--shape", "3x0x2"], "the shape must be TxBxN, such as 200x64x256, got '3x0x2'"),
+        (profile, ["--layer", "nopackage.Layer"], "no layer 'nopackage.Layer': No module named 'nopackage'"),
     ],
 )
-def test_wrong_arguments(command, said, capsys):
-    module = {"rnnkern.bench": bench, "rnnkern.profile": profile}[command[0]]
+def test_wrong_arguments(command, arguments, said, capsys):
     with pytest.raises(SystemExit):
-        module.main(command[1:])
+        command.main(arguments)
     assert said in capsys.readouterr().err
 
 
@@ -103,12 +98,6 @@ def test_a_layer_that_torch_lacks_is_compared_with_its_reference():
     assert (ours.name, loop.name, loop.result) == ("rnnkern.nn.ExpRNN", "rnnkern.nn.ExpRNN as a loop", "same")
     with loop.context():
         assert rnnkern.explain(loop.module, x)[0].implementation == "reference"
-
-
-def test_the_matrix_products_of_a_stack():
-    shape = bench.Shape(3, 2, 4)
-    assert set(bench.products(rnnkern.nn.LSTM(4, 4, 2), shape)) == set(bench.DIRECTIONS)
-    assert bench.products(torch.nn.Linear(4, 4), shape) == {}
 
 
 def test_a_layer_s_rows_end_where_memory_ends(monkeypatch):
@@ -136,9 +125,3 @@ def test_growth_is_the_exponent_of_each_layer():
         {"layer": name, "kept ~": f"T^{p}.00", "peak ~": "T^1.00", "time ~": "T^0.50"}
         for name, p in (("a", 2), ("b", 1))
     ]
-
-
-def test_names_of_layers():
-    assert _report.layer("LSTM") is rnnkern.nn.LSTM
-    assert _report.layer("torch.nn.LSTM") is torch.nn.LSTM
-    assert (_report.name_of(torch.nn.LSTM), _report.name_of(rnnkern.nn.GRU)) == ("torch.nn.LSTM", "rnnkern.nn.GRU")
