@@ -1,4 +1,4 @@
-"""Documentation: the examples of docstrings, pages and notebooks run, the tables of cells have the facts of the code, and
+"""Documentation: the examples of docstrings, pages and notebooks run, tables of cells have the facts of the code, and
 the site builds strictly."""
 
 import doctest
