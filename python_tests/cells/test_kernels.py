@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import rnnkern
 from python_tests.cells.samples import CELLS, call, oscillators, several
 from python_tests.samples import numbered
+from python_tests.tiers import LEVELS
 from rnnkern import _extension
 from rnnkern.nn import GRU, RNN, Recurrent
 from rnnkern.ops import explain, recurrence
@@ -37,8 +37,8 @@ def close_over_draws(cell, dtype):
         return numbered(call(cell, dtype, drawn_with=k), naive, truth)
 
     if dtype == torch.float64:
-        for a, _, b in compared(0).values():
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        actual, _, truth = zip(*compared(0).values(), strict=True)
+        torch.testing.assert_close(actual, truth, rtol=1e-10, atol=1e-10)
     else:
         assert_close_over_draws(map(compared, range(DRAWS)), f"{cell.name}: ")
 
@@ -80,30 +80,9 @@ def test_verify(cell):
     assert cell.verify() is cell
 
 
-def test_verify_finds_a_wrong_kernel(monkeypatch):
-    """The kernel of another function is registered under this function's name."""
-
-    @rnnkern.cell
-    def right(u, r, h):
-        return torch.tanh(u + r)
-
-    @rnnkern.cell
-    def wrong(u, r, h):
-        return torch.tanh(u + 1.01 * r)
-
-    right.name = wrong.name
-    own = rnnkern.reference._recurrence.OWN_CELLS
-
-    def step(u, product, state):
-        return (torch.tanh(u + product(*state)),)
-
-    monkeypatch.setitem(own, wrong.name, own[wrong.name]._replace(step=step))
-    with pytest.raises((AssertionError, RuntimeError)):
-        right.verify()
-
-
 def test_a_cell_keeps_the_equations_of_its_definition():
-    """A constant from outside that changes later changes neither kernels, nor the reference, nor second derivatives."""
+    """A constant from outside that changes later changes neither kernels, nor the reference, nor second derivatives;
+    `verify` finds that they no longer compute the function."""
     scale, shift = [0.5], 0.25
 
     @rnnkern.cell
@@ -132,11 +111,9 @@ def test_a_cell_keeps_the_equations_of_its_definition():
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("level", ["plain", "avx2", "avx512"])
+@pytest.mark.parametrize("level", LEVELS[:3])
 @each_cell
 def test_every_simd_level(cell, level):
-    if level not in rnnkern.build_info()["simd_levels"]:
-        pytest.skip(f"the level {level} was not built, or this processor has it not")
     before = torch.ops.rnnkern.set_simd_level(level)
     try:
         close_over_draws(cell, torch.float32)
@@ -269,11 +246,7 @@ def test_copies_and_pickles():
 
 def test_equal_bodies_share_a_kernel_and_new_ones_have_their_own():
     def made(scale):
-        @rnnkern.cell
-        def scaled(u, r, h):
-            return torch.tanh(scale * (u + r))
-
-        return scaled
+        return rnnkern.cell(lambda u, r, h: torch.tanh(scale * (u + r)))
 
     one, same, other = made(2.0), made(2.0), made(3.0)
     assert one.name == same.name != other.name
@@ -289,53 +262,27 @@ def test_a_program_names_the_cell(tmp_path):
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0], expected)
     program = torch.export.export(layer, (x,))
     torch.testing.assert_close(program.module()(x)[0], expected)
-    assert [n.target for n in program.graph.nodes if "rnnkern" in str(n.target)] == [
-        torch.ops.rnnkern.recurrence.default
-    ]
     torch.export.save(program, tmp_path / "program.pt2")
     load = f"torch.export.load({str(tmp_path / 'program.pt2')!r}).module()(torch.zeros(3, 2, 4))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import torch, rnnkern\n{load}"], check=False, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", f"import torch, rnnkern\n{load}"], capture_output=True, text=True)
     assert f"the cell `{several.name}` has no kernel; if rnnkern.cell made it, define it" in done.stderr
 
 
-def test_vmap():
-    torch.manual_seed(0)
-    u, R, h0 = torch.randn(4, 3, 2, 18), torch.randn(18, 9), torch.zeros(2, 9)
-    leak = torch.rand(9)
-
-    def one(u):
-        return recurrence(several, u, R, (h0, h0), params=(leak,))[0]
-
-    torch.testing.assert_close(torch.vmap(one)(u), torch.stack([one(member) for member in u]))
+LAYERS = [
+    (lambda: RNN(3, 5, nonlinearity="leaky_relu"), rnnkern.cells.rnn("leaky_relu")),
+    (lambda: GRU(3, 5, activation="hardtanh", gate="hardsigmoid"), rnnkern.cells.gru("hardtanh", "hardsigmoid")),
+]
 
 
-# ---- layers of torch.nn with activation functions that torch.nn lacks
+@pytest.mark.parametrize(("make", "cell"), LAYERS)
+def test_activations_that_torch_lacks(make, cell):
+    """Of layers of torch.nn; test_collection.py has the cells."""
+    layer, other, x = make(), Recurrent(cell, 3, 5), torch.randn(4, 2, 3)
+    other.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x)[0], other(x)[0])
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "leaky_relu", "softplus"])
-def test_nonlinearities_of_an_rnn(name):
-    torch.manual_seed(0)
-    rnn, x, h = RNN(3, 5, nonlinearity=name), torch.randn(4, 2, 3), torch.zeros(2, 5)
-    output, _ = rnn(x)
-    for t in range(4):
-        h = getattr(F, name)(
-            F.linear(x[t], rnn.weight_ih_l0, rnn.bias_ih_l0) + F.linear(h, rnn.weight_hh_l0, rnn.bias_hh_l0)
-        )
-        torch.testing.assert_close(output[t], h)
-
-
-def test_activations_of_a_gru():
-    torch.manual_seed(0)
-    gru, x, h = GRU(3, 5, activation="hardtanh", gate="hardsigmoid"), torch.randn(4, 2, 3), torch.zeros(2, 5)
-    output, _ = gru(x)
-    for t in range(4):
-        u = F.linear(x[t], gru.weight_ih_l0, gru.bias_ih_l0).chunk(3, dim=-1)
-        r = F.linear(h, gru.weight_hh_l0, gru.bias_hh_l0).chunk(3, dim=-1)
-        reset, z = F.hardsigmoid(u[0] + r[0]), F.hardsigmoid(u[1] + r[1])
-        h = (1 - z) * F.hardtanh(u[2] + reset * r[2]) + z * h
-        torch.testing.assert_close(output[t], h)
+def test_wrong_activations():
     with pytest.raises(ValueError, match=r"an activation must be one of tanh, .*, got 'tahn'"):
         GRU(3, 5, activation="tahn")
     with pytest.raises(ValueError, match="must be 'tanh' and 'sigmoid' with reset_gate = 'before'"):

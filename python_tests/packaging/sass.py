@@ -151,17 +151,13 @@ def divides_integers(code: list[tuple[int, str]], address: int) -> bool:
     return False
 
 
-@dataclass
-class Bounds:
+class Bounds(NamedTuple):
     """Expected numbers of instructions per step and thread, from csrc/recurrence/cuda/block_tile.cuh and
     cluster_tile.cuh."""
 
     barriers: int
     global_loads: int
     products: int  # HMMA, or the minimum number of FFMA
-    matrices: int  # LDSM
-    shared_loads: int = 0  # other shared loads
-    stores: int = 0  # minimum number of STAS
 
 
 def bounds(key: Kernel, facts: dict) -> Bounds:
@@ -173,40 +169,29 @@ def bounds(key: Kernel, facts: dict) -> Bounds:
     else:  # u and reset
         reads = gates + 1
     global_loads = values * reads + 1  # plus the first row of the step
-    if not scalar:
-        depth = gates * D // 16 if key.backward else D // 16
-        fragments = depth if key.backward else depth * gates * values // 4
-        return Bounds(products, global_loads, fragments, depth // 2 * (1 if key.backward else products), 0)
-    chunks = -(-gates * D // 64) if key.backward else D // 16
-    rows = 4 if key.backward else gates
-    shared_loads = 4 * chunks * (1 if key.backward else products)
-    return Bounds(products, global_loads, 16 * rows * chunks, 0, shared_loads)
+    if scalar:
+        return Bounds(products, global_loads, 16 * -(-gates * D // 64) * 4 if key.backward else gates * D)
+    return Bounds(products, global_loads, gates * D // 16 if key.backward else D // 16 * gates * values // 4)
 
 
 def cluster_bounds(key: Kernel, facts: dict) -> Bounds:
     gates, first, D, scalar = facts["gates"], facts["first_gates"], key.head_size, key.storage == "float"
     wide = key.storage in ("float", "tfloat32")
     along, largest = (8, 256) if wide else (16, 384)  # columns of a fragment; H on 8 blocks
-    blocks = 8 if key.head_size <= largest else 16
-    units, products = D // blocks, 1 + (first < gates)
+    units, products = D // (16 if key.head_size > largest else 8), 1 + (first < gates)
     values = 1 if scalar else -(-units * 8 // 256)
     # Loads of a block kernel, and the first row of the step for reading, for writing and for the previous state.
     reads = facts["saved"] + 4 + (3 if facts["states"] > 1 else 0) + 2 + products if key.backward else gates + 3
-    barriers = 0 if scalar and not key.backward else products
     if scalar:
-        return Bounds(barriers, values * reads, 0, 0, stores=products)
+        return Bounds(products if key.backward else 0, values * reads, 0)
+    size = along if key.backward else 16
     ranges = [(0, first), (first, gates)][:products]
+    rows = sum(-(-last * units // size) - from_ * units // size for from_, last in ranges)  # in fragments
     if key.backward:
-        rows = [-(-last * units // along) - from_ * units // along for from_, last in ranges]  # in fragments
-        matrices = sum(-(-n // 2) for n in rows)
-        return Bounds(barriers, values * reads, D // 128 * sum(rows), matrices, stores=D // 128 * products)
-    rows = [-(-last * units // 16) - from_ * units // 16 for from_, last in ranges]
-    row_warps = next(n for n in (4, 2, 1) if not any(row % n for row in rows))
-    matrices = products * -(-(D // along * row_warps // 8) // 2)
-    stores = values * products * blocks * 2 // along
+        return Bounds(products, values * reads, D // 128 * rows)
     # With several values per thread, the compiler may duplicate the loads of the input, for packed and other sequences.
     twice = values * (gates + 1) if values > 1 else 0
-    return Bounds(barriers, values * reads + twice, sum(rows) * D // along // 8, matrices, stores=stores)
+    return Bounds(products, values * reads + twice, rows * D // along // 8)
 
 
 def input_loads(code: list[tuple[int, str]]) -> int:
@@ -253,13 +238,10 @@ def code_faults(function: Function, key: Kernel | None, cells: dict[str, dict]) 
     held = {
         "BAR": kinds["BAR"] == wanted.barriers,
         "LDG": kinds["LDG"] + kinds["LD"] <= wanted.global_loads,
-        "LDSM": kinds["LDSM"] == wanted.matrices,
         "HMMA": kinds["HMMA"] == (0 if key.storage == "float" else wanted.products),
-        "STAS": kinds["STAS"] >= wanted.stores,
     }
-    if key.head_size < 128:  # weights fit into registers
-        held["LDS"] = kinds["LDS"] <= wanted.shared_loads
-        held["FFMA"] = key.storage != "float" or kinds["FFMA"] >= wanted.products
+    if key.head_size < 128 and key.storage == "float":  # weights fit into registers
+        held["FFMA"] = kinds["FFMA"] >= wanted.products
     faults += [f"{name}: {kind} {kinds[kind]} times in the loop; {wanted}" for kind, right in held.items() if not right]
     for _, text in loops[0]:
         called = re.match(r"CALL\.REL\S* .*?0x([0-9a-f]+)", text)

@@ -104,16 +104,13 @@ def trained(wheel, tmp_path_factory) -> dict[str, Any]:
     return facts
 
 
-def test_tag(wheel):
+def test_tag_and_size(wheel):
+    assert wheel.stat().st_size <= LARGEST
     _, _, _, tags = parse_wheel_filename(wheel.name)
     assert {(tag.interpreter, tag.abi) for tag in tags} == {("cp311", "abi3")}
     for tag in tags:
         found = re.fullmatch(rf"manylinux_2_(\d+)_{platform.machine()}", tag.platform)
         assert int(found[1]) <= 28, "the oldest on which PyTorch's wheels run"
-
-
-def test_size(wheel):
-    assert wheel.stat().st_size <= LARGEST
 
 
 def test_it_trains_at_the_highest_level_of_the_processor(trained):
