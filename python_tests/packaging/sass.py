@@ -15,12 +15,6 @@ from typing import NamedTuple
 
 from python_tests.gpu.programs import spelled
 
-BLOCK = ("float", "bfloat16", "float16")
-CLUSTER = (*BLOCK, "tfloat32")
-HEAD_SIZES = (32, 64, 128)
-CLUSTER_SIZES = (256, 384, 512, 640, 768, 1024)
-
-
 # ---- names
 
 
@@ -42,24 +36,6 @@ def kernel(type: str, cells: Iterable[str]) -> Kernel | None:
     (cell,) = (cell for cell in cells if cell.replace("_", "") == spelling.lower())
     head_size = int(rest[0]) if rest and rest[0].isdigit() else None
     return Kernel(found[1], found[2] == "Backward", cell, storage, head_size, rest == ["true"])
-
-
-def cluster_sizes(gates: int, storage: str) -> list[int]:
-    most = 512 if storage == "float" else 1024 if gates == 1 else 512 if storage == "tfloat32" else 768
-    return [size for size in CLUSTER_SIZES if size <= most]
-
-
-def expected(cells: dict[str, dict]) -> set[Kernel]:
-    resident = {cell: facts for cell, facts in cells.items() if facts["resident"]}
-    block = itertools.product(["Block"], [False, True], resident, BLOCK, HEAD_SIZES)
-    cluster = (
-        ("Cluster", backward, cell, storage, size)
-        for backward, (cell, facts), storage in itertools.product([False, True], resident.items(), CLUSTER)
-        for size in cluster_sizes(facts["gates"], storage)
-    )
-    grid = itertools.product(["Grid"], [False, True], resident, BLOCK)
-    step = itertools.product(["Step"], [False, True], cells, [*BLOCK, "double"], [None], [False, True])
-    return {Kernel(*key) for key in (*block, *cluster, *grid, *step)}
 
 
 # ---- the compiler's report

@@ -1,5 +1,5 @@
-"""Machine code of the kernels of relevancy_recurrence: all exist and none spills, and the time loops of block and
-cluster kernels load no weights from global memory except those that a block streams."""
+"""Machine code of the kernels of relevancy_recurrence: none spills, and time loops of block and cluster kernels load no
+weights from global memory except those that a block streams."""
 
 import re
 from typing import NamedTuple
@@ -15,12 +15,8 @@ CELLS = {"Tanh": 1, "Relu": 1, "ModRelu": 1, "Lstm": 4}
 BARRIERS = 5
 """Number of barriers per step of a block whose weights stay on chip. The backward pass of a cluster has another one,
 for alpha, which it recomputes."""
-CLUSTERS = {1: (256, 384, 512), 4: (128, 256, 384)}
-"""Sizes by number of gates."""
 STORED = {"float": "float", "bfloat16": "16 bits", "float16": "16 bits"}
 """Storage format of the weights in a block."""
-SAMPLES = {("float", 1): (64, 128), ("float", 4): (64, 128), ("16 bits", 1): (256,), ("16 bits", 4): (128,)}
-"""Sizes by storage format and number of gates."""
 HELD = {
     **{("float", gates, 64): (gates + 2) * 4 for gates in (1, 4)}, ("float", 1, 128): 40, ("float", 4, 128): 45,
     ("16 bits", 1, 256): 40, ("16 bits", 4, 128): 30,
@@ -51,26 +47,7 @@ def kernel(type: str) -> Kernel | None:
     return Kernel(found[1], found[2] == "Backward", cell, int(size), stored)
 
 
-def expected() -> set[Kernel]:
-    return {
-        *(
-            Kernel("PerSequence", backward, cell, size, stored)
-            for backward in (False, True) for cell, gates in CELLS.items() for stored, kind in STORED.items()
-            for size in SAMPLES[kind, gates]
-        ),
-        *(
-            Kernel("Cluster", backward, cell, size)
-            for backward in (False, True) for cell, gates in CELLS.items() for size in CLUSTERS[gates]
-        ),
-    }  # fmt: skip
-
-
 PROGRAMS = [program for program in programs("sm_90") if program.header.startswith("relevancy/")]
-
-
-def test_every_kernel_is_planned():
-    """The other kernels keep no weights and are listed in test_programs.py."""
-    assert {kernel(program.type) for program in PROGRAMS} - {None} == expected()
 
 
 @needs_compiler

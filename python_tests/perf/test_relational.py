@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from perf import record, relational, relational_games, relational_shapes, relational_tables
+from perf import record, relational, relational_games, relational_shapes
 from perf.progress import Progress
 from perf.relational_games import COLOURS, GAMES
 from perf.relational_runs import RUNS
@@ -74,10 +74,6 @@ def test_answers_follow_from_the_objects():
         places, answer, _ = drawn(name, True, 1000)
         last = places[:, 2 * width - 1 :].gather(1, answer.unsqueeze(1))
         assert forms(places[:, :width]) == forms(torch.cat([places[:, width : 2 * width - 1], last], 1))
-    places, answer, _ = drawn("RMTS3", True, 1000)
-    source, first, second = (forms(places[:, k : k + 3]) for k in (0, 3, 6))
-    assert [int(c == a) for a, b, c in zip(source, first, second, strict=True)] == answer.tolist()
-    assert all((a == b) != (a == c) for a, b, c in zip(source, first, second, strict=True))
     places, answer, _ = drawn("same/different 6", True, 1000)
     assert torch.equal(answer, (places[:, :3] != places[:, 3:]).any(1).long())
     for name in ("comparison", "transitive"):
@@ -88,13 +84,6 @@ def test_answers_follow_from_the_objects():
             assert (places[:, 0] % len(pool) == places[:, 1] % len(pool)).all()
             if name == "transitive":
                 assert set((size[:, 0] + size[:, 1]).tolist()) == ({2} if test else {1, 3})
-
-
-def test_restricted_permutations_keep_the_first_shapes_in_training():
-    places, _, _ = drawn("dist10, restricted", False, 1000)
-    assert torch.equal(places[:, :7].sort(1).values, places[:, 10:17].sort(1).values)
-    places, _, _ = drawn("dist10, restricted", True, 1000)
-    assert not torch.equal(places[:, :7].sort(1).values, places[:, 10:17].sort(1).values)
 
 
 # ---- games
@@ -118,8 +107,7 @@ def test_games(name):
         of = torch.stack([shape[:, 0] != shape[:, 1], colour[:, 0] != colour[:, 1]], 1).int()
         assert torch.equal(answer, torch.tensor([[0, 1], [2, 3]])[of[:, 0], of[:, 1]])
     elif name == "between":
-        on_line = relational_games.is_line(where)
-        assert torch.equal(answer == 1, on_line & (things[:, 0] == things[:, 2]))
+        assert torch.equal(answer == 1, relational_games.is_line(where) & (things[:, 0] == things[:, 2]))
     elif name in ("occurs", "xoccurs"):
         found = (things[:, :1] == things[:, 1:]).any(1)
         pairs = things[:, 1:].sort(1).values.diff(dim=1).eq(0).any(1)
@@ -146,9 +134,6 @@ def test_a_training_of_every_group_runs(monkeypatch):
     first = {(run.group, run.model, run.spurious): run for run in reversed(RUNS)}
     rows = [row for run in first.values() for row in trained(run._replace(updates=1, batch=8))]
     rows = [{name: str(value) for name, value in row.items()} for row in rows]
-    table = relational_tables.of_groups(rows, ("games",))
-    assert {line["run"] for line in table.lines} == {"same, hexominoes", "same, stripes", "between, hexominoes",
-                                                     "between, stripes"}  # fmt: skip
     assert record.table(relational.summary(relational.newest(rows)))
 
 
