@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import rnnkern
 from perf import record
 
 CPU = torch.device("cpu")
@@ -28,22 +27,6 @@ def test_other_columns_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"op\.csv: the header must be \['a', 'c'\], got \['a', 'b'\]"):
         record.append(path, [{"a": 1, "c": 2}])
     assert path.read_bytes() == before
-
-
-def test_facts():
-    facts = record.facts(CPU, "python -m perf.recurrence")
-    assert facts["threads"] == torch.get_num_threads()
-    assert facts["rnnkern"] == rnnkern.__version__
-    assert facts["torch"] == torch.__version__
-    assert all(facts[name] for name in ("date", "commit", "device"))
-
-
-def test_a_copy_without_git_is_told_the_commit(monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "ROOT", tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert record.commit() == "unknown"
-    monkeypatch.setenv("RNNKERN_COMMIT", "abc1234")
-    assert record.commit() == "abc1234"
 
 
 def test_a_folder_for_each_device(tmp_path, monkeypatch):
