@@ -254,7 +254,7 @@ FAILURES = {
     "kill -9 $$": ("killed by signal 9", KILLED),
     "echo 'c++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1": ("cc1plus", KILLED),
     "echo 'final link failed: No space left on device' >&2; exit 1": ("No space left", library.ROOM),
-    "head -c 20480 {finished} > cell.so": ("wrote only the first 20480 bytes: No space left", library.ROOM),
+    "head -c 12288 {finished} > cell.so": ("wrote only the first 12288 bytes: No space left", library.ROOM),
     "head -c 60 {finished} > cell.so": ("wrote only the first 60 bytes", library.ROOM),
     "echo partial > cell.so; echo 'unknown -std' >&2; exit 1": ("unknown -std", library.INSTALL),
     "": ("the temporary folder cannot be written: .*cell.so", library.ROOM),

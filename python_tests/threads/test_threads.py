@@ -1,5 +1,5 @@
-"""The CPU kernels have no races, and every team returns the same bits: the driver runs under the thread sanitizer, without
-torch, since it would report races in libgomp's waiting code. `make sanitize` runs all SIMD levels."""
+"""The CPU kernels have no races, and every team returns the same bits: they run under the thread sanitizer, without
+torch, because it would report races in libgomp's waiting code. `make sanitize` runs all SIMD levels."""
 
 import os
 import subprocess
