@@ -3,7 +3,6 @@
 Damaged files, other users' and processes at once: python_tests/cells/test_cache.py, since all compiled code is kept by
 the same functions."""
 
-import os
 import resource
 import shutil
 import stat
@@ -72,19 +71,6 @@ def test_a_cubin_is_compiled_once_and_kept(cache, compiled):
     assert file == place_of(SMALL)
     assert file.name.startswith("cuda_AloneKernel-sm_90-")
     assert stat.S_IMODE(file.stat().st_mode) == 0o644, "another user of the machine cannot read it"
-
-
-def test_a_file_that_is_not_whole_is_compiled_again_and_replaced(cache, compiled):
-    cubin = cubin_of(SMALL)
-    place, whole = place_of(SMALL), place_of(SMALL).read_bytes()
-    place.write_bytes(whole[: len(whole) // 2])
-    next_process()
-    with pytest.warns(UserWarning, match=f"{place} is damaged and must be compiled again"):
-        assert not _compiler.is_compiled(SMALL)
-    with pytest.warns(UserWarning, match="is damaged"):
-        assert cubin_of(SMALL) == cubin
-    assert compiled == [SMALL, SMALL]
-    assert place.read_bytes() == whole
 
 
 def test_a_full_disk_leaves_nothing_behind(cache, compiled):
@@ -188,9 +174,7 @@ def test_what_does_not_compile_raises_with_the_log():
         cubin_of(wrong)
     cubin, text = _compiler.compile_kernel(*wrong, False)
     assert cubin.numel() == 0
-    assert bytes(text.tolist()).startswith(
-        b"rnnkern: the CUDA kernel rnnkern::cuda::NoKernel does not compile for sm_90"
-    )
+    assert b"the CUDA kernel rnnkern::cuda::NoKernel does not compile for sm_90" in bytes(text.tolist())
 
 
 def test_the_launcher_gets_the_cubin_and_the_name_of_its_function():
@@ -233,25 +217,17 @@ def test_reasons_and_remedies():
     assert refusal(capability=(7, 5)).endswith("a GPU with compute capability 8.0 or later, got 7.5")
 
 
-def test_without_nvrtc_there_is_a_reason_and_a_remedy(cache, monkeypatch):
-    monkeypatch.setattr(_compiler, "nvrtc", lambda: None)
-    why = refusal()
-    assert why.startswith("NVRTC (libnvrtc.so.13), which compiles rnnkern's CUDA kernels")
-    assert _extension.remedies[why].startswith("`pip install 'rnnkern[cuda]'`")
-    with pytest.raises(CompilationError, match=rf"libnvrtc.so.13 was not found, and {cache} does not contain the"):
-        cubin_of(SMALL)
-
-
 def test_without_nvrtc_what_was_compiled_ahead_serves(cache, monkeypatch):
     """As in a container image that was built with NVRTC."""
-    cubin, place = cubin_of(SMALL), place_of(SMALL)
+    cubin = cubin_of(SMALL)
     next_process()
     monkeypatch.setattr(_compiler, "nvrtc", lambda: None)
     assert refusal() is None
-    assert _compiler.is_compiled(SMALL)
-    assert place_of(SMALL) == place
     assert cubin_of(SMALL) == cubin
     assert not _compiler.is_compiled(OTHER)
-    with pytest.raises(CompilationError, match="was not found"):
+    with pytest.raises(CompilationError, match=rf"libnvrtc.so.13 was not found, and {cache} does not contain the"):
         cubin_of(OTHER)
-    assert os.listdir(cache) == [place.name]
+    place_of(SMALL).unlink()
+    why = refusal()
+    assert why.startswith("NVRTC (libnvrtc.so.13), which compiles rnnkern's CUDA kernels")
+    assert _extension.remedies[why].startswith("`pip install 'rnnkern[cuda]'`")

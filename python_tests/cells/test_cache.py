@@ -6,7 +6,6 @@ In most tests the compiler is a script that copies a finished library.
 
 import os
 import resource
-import stat
 import subprocess
 import sys
 import tempfile
@@ -181,16 +180,6 @@ def test_a_file_is_read_while_others_replace_it(tmp_path, finished):
 
 
 # ---- folders and owners
-
-
-def test_others_can_read_a_file_and_not_write_it(cache, runs):
-    before = os.umask(0)
-    try:
-        place = library.library_of(CELL, False)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(place.stat().st_mode) == 0o644
-    assert stat.S_IMODE(cache.stat().st_mode) == 0o755
 
 
 @pytest.mark.parametrize("what", ["folder", "file"])

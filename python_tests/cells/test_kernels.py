@@ -11,7 +11,6 @@ import torch
 import rnnkern
 from python_tests.cells.samples import CELLS, call, oscillators, several
 from python_tests.samples import numbered
-from python_tests.tiers import LEVELS
 from rnnkern import _extension
 from rnnkern.nn import GRU, RNN, Recurrent
 from rnnkern.ops import explain, recurrence
@@ -30,19 +29,6 @@ def agrees(cell, **kwargs):
     torch.testing.assert_close(call(cell, **kwargs), expected, rtol=1e-10, atol=1e-10)
 
 
-def close_over_draws(cell, dtype):
-    def compared(k):
-        with rnnkern.use("reference"), cell._by_the_function():
-            truth, naive = call(cell, rounded=dtype, drawn_with=k), call(cell, dtype, drawn_with=k)
-        return numbered(call(cell, dtype, drawn_with=k), naive, truth)
-
-    if dtype == torch.float64:
-        actual, _, truth = zip(*compared(0).values(), strict=True)
-        torch.testing.assert_close(actual, truth, rtol=1e-10, atol=1e-10)
-    else:
-        assert_close_over_draws(map(compared, range(DRAWS)), f"{cell.name}: ")
-
-
 each_cell = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 
 
@@ -53,7 +39,17 @@ def test_a_kernel_computes_the_function(cell, dtype):
     state, params = [torch.zeros(1, 1)] * len(cell.states), [torch.zeros(1)] * len(cell.params)
     u, R = torch.zeros(1, 1, len(cell.gates)), torch.zeros(len(cell.recurrent), 1)
     assert explain(recurrence, cell, u, R, state, params=params).implementation == "cpu"
-    close_over_draws(cell, dtype)
+
+    def compared(k):
+        with rnnkern.use("reference"), cell._by_the_function():
+            truth, naive = call(cell, rounded=dtype, drawn_with=k), call(cell, dtype, drawn_with=k)
+        return numbered(call(cell, dtype, drawn_with=k), naive, truth)
+
+    if dtype == torch.float64:
+        actual, _, truth = zip(*compared(0).values(), strict=True)
+        torch.testing.assert_close(actual, truth, rtol=1e-10, atol=1e-10)
+    else:
+        assert_close_over_draws(map(compared, range(DRAWS)), f"{cell.name}: ")
 
 
 RESET = torch.arange(15).view(5, 3) % 4 == 2
@@ -110,18 +106,6 @@ def test_a_cell_keeps_the_equations_of_its_definition():
     torch.testing.assert_close(by_reference, before, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("level", LEVELS[:3])
-@each_cell
-def test_every_simd_level(cell, level):
-    before = torch.ops.rnnkern.set_simd_level(level)
-    try:
-        close_over_draws(cell, torch.float32)
-        close_over_draws(cell, torch.float64)
-    finally:
-        torch.ops.rnnkern.set_simd_level(before)
-
-
 def test_first_and_second_derivatives():
     def layer(u, R, h, c, leak):
         return recurrence(several, u, R, (h, c), params=(leak,), save_u=True)[0]
@@ -153,14 +137,6 @@ def test_what_is_saved(save, saved):
     cell = saving(save)
     assert cell.saved == saved
     agrees(cell)
-
-
-def test_what_is_saved_is_shown():
-    _, kept, *equations = repr(saving("ifgoc")).splitlines()
-    start, names = kept.rsplit(": ", 1)
-    assert start == "  kept for the backward pass, per unit and step: 5 floats"
-    values = dict(line.strip().split(" = ") for line in equations)
-    assert [values[name].split("(")[0] for name in names.split(", ")[:4]] == ["sigmoid", "sigmoid", "tanh", "sigmoid"]
 
 
 @pytest.mark.parametrize("save", [None, ("n",)])

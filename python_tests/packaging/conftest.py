@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-QUICK = ("test_build_info", "test_programs", "test_sass", "test_sass_relevancy")
+QUICK = ("test_build_info", "test_programs", "test_sass")
 """Files with tests that `make test` runs; the others build and install."""
 
 

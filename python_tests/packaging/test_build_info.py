@@ -29,18 +29,6 @@ def test_build_info():
     assert info["simd_level"] in info["simd_levels"]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_set_simd_level(level):
-    info = rnnkern.build_info()
-    if level not in info["built_simd_levels"]:
-        pytest.skip(f"{level} was not built: RNNKERN_SIMD_LEVELS=all builds it")
-    if level not in info["simd_levels"]:
-        pytest.skip(f"this processor lacks {level}: its kernels were compiled and are not run")
-    assert torch.ops.rnnkern.set_simd_level(level) == info["simd_level"]
-    assert rnnkern.build_info()["simd_level"] == level
-    assert torch.ops.rnnkern.set_simd_level(info["simd_level"]) == level
-
-
 @pytest.mark.proof
 @pytest.mark.parametrize(("source", "level"), [("level_f32", "avx512"), ("level_bf16", "avx512_bf16")])
 def test_levels_that_this_processor_may_lack_are_sound(source, level):

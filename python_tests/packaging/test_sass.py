@@ -1,10 +1,10 @@
-"""Machine code of the recurrence's kernels, and of those with rotations."""
+"""Machine code of the CUDA kernels for sm_90: none spills, and loops over time load no weights from global memory."""
 
 import pytest
 
 from python_tests.gpu.programs import CELLS, chunks, compiled
 from python_tests.packaging.machine_code import function, needs_compiler, spills
-from python_tests.packaging.sass import Kernel, code_faults, kernel, read_functions
+from python_tests.packaging.sass import Kernel, code_faults, count, kernel, read_functions, time_loops
 
 
 def has_code_read(program):
@@ -24,6 +24,23 @@ def test_machine_code(chunk):
         if has_code_read(program):
             faults += code_faults(function(program), kernel(program.type, CELLS), CELLS)
     assert faults == []
+
+
+MOST_LOADS = 40
+"""Of relevancy's kernels that keep weights on chip: input, ids of slots, returning events and, at a reset, all events.
+Loading the weights would need 96 or more."""
+
+
+@needs_compiler
+@pytest.mark.proof
+@pytest.mark.parametrize("chunk", chunks(p for p in compiled("sm_90") if p.header.startswith("relevancy/")))
+def test_machine_code_of_relevancy(chunk):
+    assert spills(chunk) == []
+    for program in chunk:
+        cluster = "relevancy::Cluster" in program.type
+        if cluster or "relevancy::PerSequenceForward" in program.type:
+            (loop,) = time_loops(function(program).code, "STAS" if cluster else "BAR")
+            assert count(loop)["LDG"] + count(loop)["LD"] <= MOST_LOADS, program.type
 
 
 # ---- what the rules find in machine code

@@ -18,7 +18,7 @@ import torch
 from perf import record
 from perf.gpu import __main__ as command
 from perf.gpu import checks, jobs, pack, plan, recurrences, runner, speeds, tables
-from perf.gpu.checks import Check, NotStarted, Place
+from perf.gpu.checks import Check, Place
 from perf.gpu.plan import AGAIN, CALL_SECONDS, STAGES, Stage
 from perf.gpu.recurrences import Spec
 from perf.gpu.runner import Entry, Options
@@ -89,12 +89,6 @@ def test_a_check_says_how_accurate_a_call_is(place):
     wrong = Check(built(lambda values: values | {"h": -values["h"]}), "backward")
     with pytest.raises(AssertionError, match=r"^wrong, [\d.e+]+ times naive: h: .* \(at \[\d, \d, \d\] of \[5, 3, 8\]"):
         wrong(place)
-
-
-@compiled_part
-def test_a_check_of_a_kernel_that_does_not_run(place):
-    with pytest.raises(NotStarted, match="the plan does not choose it, but no CUDA kernel"):
-        Check(built(), "backward", "cluster")(place)
 
 
 @compiled_part
@@ -295,14 +289,6 @@ def test_a_copy_without_compiler_nvrtc_and_network_runs_from_a_pack_alone(tmp_pa
         name: "ok" for name, _ in (*jobs.first(), *jobs.sanitizer())
     }
     assert "the pack of commit" in report["head"]
-
-
-def test_a_pack_of_other_sources_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "FACTS", tmp_path / "facts.json")
-    monkeypatch.setattr(pack.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, "", ""))
-    pack.FACTS.write_text(json.dumps({"commit": "abc", "csrc": "other sources", "nvrtc": "13.0"}))
-    assert pack.unpack() == "the pack is left out, because csrc has changed since"
-    assert not pack.FACTS.exists()
 
 
 def test_without_a_gpu_it_says_what_it_needs(monkeypatch):
