@@ -6,10 +6,8 @@ Each rule is a function that returns its violations, so that a test can check th
 
 import ast
 import functools
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,23 +195,6 @@ def faults_of_includes(root: Path) -> list[str]:
             elif place.suffix == ".cuh" and included not in standard:
                 faults.append(f"csrc/{place} includes <{included}>, which device/standard has not")
     return faults
-
-
-ALONE = ("cells/*.h", "common/*.h", "cpu/*.h", "*/cpu/*.h", "cuda/*.*h", "*/cuda/*.*h")
-HEADERS = {path.relative_to(ROOT / "csrc").as_posix() for names in ALONE for path in (ROOT / "csrc").glob(names)}
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("header", sorted(HEADERS))
-def test_a_header_includes_what_it_uses(header, tmp_path):
-    (tmp_path / "build_levels.h").write_text("#define RNNKERN_BUILT_LEVELS(X) X(plain)\n")
-    flags = ["-std=c++20", "-fsyntax-only", "-fopenmp", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-Icsrc"]
-    flags += [f"-I{tmp_path}", f"-isystem{Path(torch.__file__).parent}/include", "-DRNNKERN_SIMD_LEVEL=plain"]
-    command = [os.environ.get("CXX", "c++"), *flags, "-x", "c++", "-"]
-    done = subprocess.run(command, cwd=ROOT, input=f'#include "{header}"', capture_output=True, text=True)
-    if missing := re.search("fatal error: ((?:torch|cuda).*): No such file", done.stderr):
-        pytest.skip(f"no {missing[1]}")
-    assert done.returncode == 0, done.stderr
 
 
 def faults_of_mutexes(root: Path) -> list[str]:

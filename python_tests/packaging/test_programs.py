@@ -3,8 +3,7 @@
 import pytest
 
 from python_tests.gpu.programs import CELLS, chunks, programs, sample, spelled
-from python_tests.packaging.machine_code import function, needs_compiler, spills
-from python_tests.packaging.sass import code_faults, kernel
+from python_tests.packaging.machine_code import code_faults, code_of, kernel, needs_compiler, spills
 
 
 def plain(type: str) -> str:
@@ -37,7 +36,7 @@ def check(chunk):
     faults = [fault for p in chunk for fault in spills([p]) if (p.arch, fault) not in SPILLING]
     for program in chunk:
         if has_code_read(program):
-            faults += code_faults(function(program), kernel(program.type, CELLS), CELLS)
+            faults += code_faults(code_of(program), kernel(program.type, CELLS), CELLS)
     assert faults == []
 
 

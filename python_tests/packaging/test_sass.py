@@ -3,8 +3,16 @@
 import pytest
 
 from python_tests.gpu.programs import CELLS, chunks, compiled
-from python_tests.packaging.machine_code import function, needs_compiler, spills
-from python_tests.packaging.sass import Kernel, code_faults, count, kernel, read_functions, time_loops
+from python_tests.packaging.machine_code import (
+    Kernel,
+    code_faults,
+    code_of,
+    kernel,
+    loads,
+    needs_compiler,
+    read_code,
+    spills,
+)
 
 
 def has_code_read(program):
@@ -22,7 +30,7 @@ def test_machine_code(chunk):
     faults = spills(chunk)
     for program in chunk:
         if has_code_read(program):
-            faults += code_faults(function(program), kernel(program.type, CELLS), CELLS)
+            faults += code_faults(code_of(program), kernel(program.type, CELLS), CELLS)
     assert faults == []
 
 
@@ -39,8 +47,7 @@ def test_machine_code_of_relevancy(chunk):
     for program in chunk:
         cluster = "relevancy::Cluster" in program.type
         if cluster or "relevancy::PerSequenceForward" in program.type:
-            (loop,) = time_loops(function(program).code, "STAS" if cluster else "BAR")
-            assert count(loop)["LDG"] + count(loop)["LD"] <= MOST_LOADS, program.type
+            assert loads(code_of(program), "STAS" if cluster else "BAR") <= MOST_LOADS, program.type
 
 
 # ---- what the rules find in machine code
@@ -58,8 +65,7 @@ HEAD_SIZES = {"Block": 32, "Cluster": 256, "Grid": None}
 def faults_of(family: str, loop: list[str], before: str = "LDC R1, c[0x0][0x28]") -> list[str]:
     lines = [before, *loop, "@P0 BRA 0x10", "EXIT"]
     code = [f"        /*{16 * k:04x}*/   {line} ;" for k, line in enumerate(lines)]
-    (found,) = read_functions(["                Function : kernel", *code])
-    return code_faults(found, Kernel(family, False, "tanh", "bfloat16", HEAD_SIZES[family]), {"tanh": TANH})
+    return code_faults(read_code(code), Kernel(family, False, "tanh", "bfloat16", HEAD_SIZES[family]), {"tanh": TANH})
 
 
 @pytest.mark.parametrize("family", LOOPS)
