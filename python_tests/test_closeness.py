@@ -286,12 +286,6 @@ def test_wrong_values_in_one_of_eight_calls_are_found():
         assert_close_over_draws([{"": triple} for triple in results[2:5]], "it")
 
 
-def test_nothing_and_zeros_pass_over_many_draws():
-    zero, none = (torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.float64)), (torch.zeros(0),) * 3
-    assert_close_over_draws([])
-    draws_of([zero, none])
-
-
 def test_calls_are_taken_as_they_are_needed():
     def taken(size, factor=1.0):
         count = itertools.count()

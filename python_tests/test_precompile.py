@@ -179,15 +179,3 @@ def test_explain_says_what_is_still_to_be_compiled(compiled, monkeypatch, h100):
     assert compiled == []
     precompile(ops.recurrence, *sequences(), arch="sm_90")
     assert explained().reason.endswith("compiled already")
-
-
-def test_explain_of_the_other_families(compiled, h100):
-    make = lambda *sizes: torch.zeros(*sizes, device="cuda")  # noqa: E731
-    with FakeTensorMode():
-        rotations = ops.explain(ops.givens_recurrence, make(3, 2, 8), make(2, 4), make(2, 8), make(8))
-        state, attention = (make(2, 8),), (make(8, 8), make(8, 8), make(8))
-        given = "tanh", make(3, 2, 8), make(8, 8), state, attention
-        relevancy = ops.explain(ops.relevancy_recurrence, *given, buffer_size=2, relevant_size=2)
-    for choice in (rotations, relevancy):
-        assert "kernels are not compiled yet; compiler: NVRTC" in choice.reason
-    assert compiled == []

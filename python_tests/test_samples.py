@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from python_tests.samples import DENSE, RECURRENCE_OPTIONS, covering_rows, recurrence_sample, recurrence_samples
+from python_tests.samples import DENSE, RECURRENCE_OPTIONS, covering_rows, recurrence_samples
 from rnnkern import reference
 from rnnkern.reference import CELLS
 
@@ -20,16 +20,6 @@ def test_every_cell_has_a_sample_of_every_option_that_the_reference_takes(cell):
         h, final = reference.recurrence(*sample.args, **sample.kwargs)
         assert len(final) == CELLS[cell].states
         assert h.isfinite().all()
-
-
-@pytest.mark.parametrize(("steps", "batch"), [(0, 3), (3, 0), (0, 0), (1, 1), (1, 17), (63, 3)])
-def test_packed_samples_of_awkward_sizes(steps, batch):
-    _, (_, u, *_), kwargs = recurrence_sample("tanh", steps, batch, 2, packed=True)
-    sizes = kwargs["batch_sizes"].tolist()
-    assert len(sizes) == steps
-    assert sum(sizes) == u.shape[0]
-    assert sizes[:1] == [batch][:steps]
-    assert sorted(sizes, reverse=True) == sizes
 
 
 FACTORS = {"a": [1, 2, 3], "b": "xy", "c": [None, True, False, 0.5], "d": ["p", "q"], "e": [0]}

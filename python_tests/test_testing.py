@@ -51,9 +51,6 @@ def test_a_wrong_gradient_of_any_argument_is_found(at):
 
 # ---- memory
 
-KILO = 250
-"""float32 values."""
-
 
 def test_saved_bytes_are_those_counted_by_hand():
     x, weight = torch.randn(100, 3), torch.nn.Parameter(torch.randn(8, 3))
@@ -96,15 +93,15 @@ def test_the_pool_of_a_layer_is_counted_alike_from_call_to_call(steps, batch, hi
 
 
 def test_peak_bytes_counts_what_is_held_at_once():
-    held = torch.ones(KILO)
+    held = torch.ones(250)
 
     def call():
-        a, b = torch.empty(10 * KILO), torch.empty(5 * KILO)
+        a, b = torch.empty(2500), torch.empty(1250)
         del a
-        c = torch.empty(7 * KILO)
+        c = torch.empty(1750)
         return b.clone(), c, held
 
-    assert peak_bytes(call) == 17_000  # b, its copy and c, which exceed a and b
+    assert peak_bytes(call) == 4 * (1250 + 1250 + 1750)  # b, its copy and c, which exceed a and b
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

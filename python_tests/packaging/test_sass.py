@@ -3,16 +3,7 @@
 import pytest
 
 from python_tests.gpu.programs import CELLS, chunks, compiled
-from python_tests.packaging.machine_code import (
-    Kernel,
-    code_faults,
-    code_of,
-    kernel,
-    loads,
-    needs_compiler,
-    read_code,
-    spills,
-)
+from python_tests.packaging.machine_code import code_faults, code_of, kernel, loads, needs_compiler, read_code, spills
 
 
 def has_code_read(program):
@@ -54,25 +45,30 @@ def test_machine_code_of_relevancy(chunk):
 
 TANH = {"gates": 1, "states": 1, "params": 0, "saved": 0, "first_gates": 1, "joint": True, "resident": True}
 LOOPS = {
-    "Block": ["LDG R9, [R4]", "LDG R8, [R4]", "LDSM R20, [R92]", "HMMA R24, R56", "HMMA R68, R52", "BAR.SYNC 0x0"],
-    "Cluster": [*["LDG R9, [R4]"] * 4, *["LDSM R2, [R9]"] * 2, *["HMMA R24, R56"] * 4, "STAS R1, R2", "BAR.SYNC 0x0"],
-    "Grid": ["LDG R9, [R4]", "LDG R8, [R4]", "LDG.128.STRONG R4, [R2]", *["HMMA R24, R56"] * 4, "BAR.SYNC 0x0"],
-}
-"""Instructions in the time loops of the tanh cell in bfloat16."""
-HEAD_SIZES = {"Block": 32, "Cluster": 256, "Grid": None}
+    "BlockForwardKernel<rnnkern::Tanh, rnnkern::device::bfloat16, 32>": [
+        "LDG R9, [R4]", "LDG R8, [R4]", "LDSM R20, [R92]", "HMMA R24, R56", "HMMA R68, R52", "BAR.SYNC 0x0"
+    ],
+    "ClusterForwardKernel<rnnkern::Tanh, rnnkern::device::bfloat16, 256>": [
+        *["LDG R9, [R4]"] * 4, *["LDSM R2, [R9]"] * 2, *["HMMA R24, R56"] * 4, "STAS R1, R2", "BAR.SYNC 0x0"
+    ],
+    "GridForwardKernel<rnnkern::Tanh, rnnkern::device::bfloat16>": [
+        "LDG R9, [R4]", "LDG R8, [R4]", "LDG.128.STRONG R4, [R2]", *["HMMA R24, R56"] * 4, "BAR.SYNC 0x0"
+    ],
+}  # fmt: skip
+"""Instructions in the time loops of the tanh cell."""
 
 
-def faults_of(family: str, loop: list[str], before: str = "LDC R1, c[0x0][0x28]") -> list[str]:
+def faults_of(type: str, loop: list[str], before: str = "LDC R1, c[0x0][0x28]") -> list[str]:
     lines = [before, *loop, "@P0 BRA 0x10", "EXIT"]
-    code = [f"        /*{16 * k:04x}*/   {line} ;" for k, line in enumerate(lines)]
-    return code_faults(read_code(code), Kernel(family, False, "tanh", "bfloat16", HEAD_SIZES[family]), {"tanh": TANH})
+    code = read_code(f"        /*{16 * k:04x}*/   {line} ;" for k, line in enumerate(lines))
+    return code_faults(code, kernel(f"rnnkern::{type}", ["tanh"]), {"tanh": TANH})
 
 
-@pytest.mark.parametrize("family", LOOPS)
-def test_a_loop_that_loads_weights_computes_twice_or_spills_is_found(family):
-    loop = LOOPS[family]
-    assert faults_of(family, loop) == []
-    assert "LDG" in str(faults_of(family, loop + 9 * loop[:1]))
-    assert "BAR 2 times" in str(faults_of(family, loop + loop[-1:]))
-    assert "HMMA 0 times" in str(faults_of(family, [line.replace("HMMA", "FFMA") for line in loop]))
-    assert "STL 1 times" in str(faults_of(family, loop, "STL [R1], R0"))
+@pytest.mark.parametrize("type", LOOPS)
+def test_a_loop_that_loads_weights_computes_twice_or_spills_is_found(type):
+    loop = LOOPS[type]
+    assert faults_of(type, loop) == []
+    assert "LDG" in str(faults_of(type, loop + 9 * loop[:1]))
+    assert "BAR 2 times" in str(faults_of(type, loop + loop[-1:]))
+    assert "HMMA 0 times" in str(faults_of(type, [line.replace("HMMA", "FFMA") for line in loop]))
+    assert "STL 1 times" in str(faults_of(type, loop, "STL [R1], R0"))

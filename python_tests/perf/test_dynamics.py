@@ -35,11 +35,3 @@ def test_published_numbers_lie_where_theory_says_and_belong_to_published_picture
 
 MISSED = {("gates-spectra", f"gru_reset_before 10 10 seed {seed}", "spectral radius") for seed in (0, 1)}
 """A single real eigenvalue is .08 and .12 beyond the edge, which describes the bulk; the others are within .06."""
-
-
-def test_a_number_outside_of_its_interval_is_found():
-    found = Rows("picture")
-    found.add("case", "quantity", 1, 2.0, 1.0, 3.0)
-    found.add("case", "quantity", 2, 4.0, 1.0, 3.0)
-    found.add("case", "quantity", 3, float("nan"), 1.0, 3.0)
-    assert [row["at"] for row in rows.outside(found)] == [2, 3]

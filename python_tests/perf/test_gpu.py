@@ -208,9 +208,7 @@ def test_the_second_call_does_what_failed_or_was_cut(tmp_path):
     (tmp_path / "report.json").write_text(json.dumps({"entries": [entry._asdict() for entry in entries]}))
     chosen = command.parse(["--again", str(tmp_path / "report.json")])
     found = {stage.name: names for stage, names in command.todo(chosen)}
-    assert found == {
-        "faults": ["b"], "wrong": ["c"], "first": ["primitives"], "truth": ["e"], "speed": ["d", "f"]
-    }  # fmt: skip
+    assert found == {"faults": ["b"], "wrong": ["c"], "first": ["primitives"], "truth": ["e"], "speed": ["d", "f"]}
 
 
 def test_a_run_writes_report_results_and_archive(fake, tmp_path, monkeypatch, capsys):

@@ -52,10 +52,6 @@ def test_only_a_kink_excuses_one_wrong_draw(kinked, wrong_seeds, refused):
         assert harness.measure(drawn, CPU, EFFORT)
 
 
-def test_a_peer_may_round_as_it_likes():
-    assert harness.measure(case(peer=1e-5), CPU, EFFORT)
-
-
 def test_rows_say_what_was_measured(tmp_path):
     path = tmp_path / "test.csv"
     ours, peer = harness.run([case()], path, CPU, "python -m test", EFFORT)

@@ -29,12 +29,6 @@ def test_other_columns_are_refused(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_folder_for_each_device(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "device_name", lambda device: "AMD EPYC 9B45 (Turin)")
-    folder = record.folder(CPU, tmp_path)
-    assert folder == tmp_path / f"cpu-amd-epyc-9b45-turin-{torch.get_num_threads()}t"
-
-
 def chosen(*argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     record.add_output_arguments(parser)
