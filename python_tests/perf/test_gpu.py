@@ -246,7 +246,7 @@ def test_a_rehearsal_with_faults(tmp_path, monkeypatch):
     monkeypatch.setenv("RNNKERN_GPU_FAULTS", json.dumps(kinds))
     monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path / "kernels"))
     monkeypatch.setattr(runner, "ROOT", record.ROOT)
-    stage = Stage("first", 600, 1, 40.0, 2, 4)
+    stage = Stage("first", 600, 1, 500.0, 2, 4)
     found = {e.name: e for e in runner.run(stage, [*kinds, *others], time.monotonic(), options(tmp_path))}
     assert {name for name, entry in found.items() if entry.status == "ok"} == set(others)
     assert [found[name].text for name in kinds] == ["illegal address", "wrong, 31 times naive"]
