@@ -1,6 +1,5 @@
 """The commands `python -m rnnkern.profile` and `python -m rnnkern.bench`, on small shapes."""
 
-import csv
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import rnnkern
+from perf import record
 from rnnkern import bench, profile
 
 ROOT = Path(__file__).parents[1]
@@ -42,17 +42,12 @@ def run(folder, *arguments):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_profile_prints_and_writes(tmp_path):
     names = ["RelRNN", "torch.nn.GRU", "mypackage.Narrow"]
     sizes = ["--lengths", 8, 4, "--hidden", 6, "--inputs", 3, "--batch", 2]
     done = run(tmp_path, "rnnkern.profile", "--layer", *names, *sizes)
     assert done.returncode == 0, done.stderr
-    rows = rows_of(tmp_path / "profile.csv")
+    rows = record.read(tmp_path / "profile.csv")
     wanted = ["rnnkern.nn.RelRNN", "torch.nn.GRU", "mypackage.Narrow"]
     assert [(row["layer"], row["T"]) for row in rows] == [(name, T) for name in wanted for T in ("4", "8")]
     assert all(int(row["peak_bytes"]) > int(row["saved_bytes"]) >= 0 for row in rows)
@@ -66,7 +61,7 @@ def test_bench_prints_and_writes(tmp_path):
     options = ["--shape", "3x2x4", "--seconds", 0.01, "--out", tmp_path / "out"]
     done = run(tmp_path, "rnnkern.bench", "--module", "LSTM", "--peer", *peers, *options)
     assert done.returncode == 0, done.stderr
-    rows = rows_of(tmp_path / "out" / "bench.csv")
+    rows = record.read(tmp_path / "out" / "bench.csv")
     providers = ["rnnkern.nn.LSTM", "torch.nn.LSTM", *peers, "matrix products"]
     found = [(row["direction"], row["provider"]) for row in rows]
     assert found == [(direction, name) for direction in bench.DIRECTIONS for name in providers]
