@@ -93,6 +93,12 @@ def test_a_layer_that_torch_lacks_is_compared_with_its_reference():
         assert rnnkern.explain(loop.module, x)[0].implementation == "reference"
 
 
+def test_the_matrix_products_of_a_stack():
+    shape = bench.Shape(3, 2, 4)
+    assert set(bench.products(rnnkern.nn.LSTM(4, 4, 2), shape)) == set(bench.DIRECTIONS)
+    assert bench.products(torch.nn.Linear(4, 4), shape) == {}
+
+
 def test_a_layer_s_rows_end_where_memory_ends(monkeypatch):
     def measure(module, x):
         if len(x) > 4:

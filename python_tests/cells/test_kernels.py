@@ -139,6 +139,14 @@ def test_what_is_saved(save, saved):
     agrees(cell)
 
 
+def test_what_is_saved_is_shown():
+    _, kept, *equations = repr(saving("ifgoc")).splitlines()
+    start, names = kept.rsplit(": ", 1)
+    assert start == "  kept for the backward pass, per unit and step: 5 floats"
+    values = dict(line.strip().split(" = ") for line in equations)
+    assert [values[name].split("(")[0] for name in names.split(", ")[:4]] == ["sigmoid", "sigmoid", "tanh", "sigmoid"]
+
+
 @pytest.mark.parametrize("save", [None, ("n",)])
 def test_a_parameter_in_the_first_of_two_products(save):
     """`prepare` has no parameters: values that depend on one are computed after the second product."""

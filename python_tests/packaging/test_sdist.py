@@ -30,7 +30,7 @@ def tracked() -> list[str]:
 def unpacked(tracked, tmp_path_factory) -> Path:
     """An unpacked source distribution, made from a copy of the tracked files, so that the checkout stays clean, and of
     some files that git ignores."""
-    pytest.importorskip("build", reason="build is not installed: `make wheel` installs it")
+    pytest.importorskip("build.__main__", reason="build is not installed: `make wheel` installs it")
     folder = tmp_path_factory.mktemp("sdist")
     for name in [*tracked, *IGNORED]:
         (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
