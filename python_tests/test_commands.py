@@ -1,31 +1,29 @@
 """The commands `python -m rnnkern.profile` and `python -m rnnkern.bench`, on small shapes."""
 
-import csv
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
 import rnnkern
-from rnnkern import _report, bench, profile
+from perf import record
+from rnnkern import bench, profile
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 OWN = """
 import torch
 
-
 class Own(torch.nn.LSTM):
     pass
-
 
 class Doubled(torch.nn.LSTM):
     def forward(self, x):
         return 2 * super().forward(x)[0]
-
 
 class Narrow(torch.nn.Module):
     def __init__(self, inputs, hidden):
@@ -44,17 +42,12 @@ def run(folder, *arguments):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_profile_prints_and_writes(tmp_path):
     names = ["RelRNN", "torch.nn.GRU", "mypackage.Narrow"]
     sizes = ["--lengths", 8, 4, "--hidden", 6, "--inputs", 3, "--batch", 2]
     done = run(tmp_path, "rnnkern.profile", "--layer", *names, *sizes)
     assert done.returncode == 0, done.stderr
-    rows = rows_of(tmp_path / "profile.csv")
+    rows = record.read(tmp_path / "profile.csv")
     wanted = ["rnnkern.nn.RelRNN", "torch.nn.GRU", "mypackage.Narrow"]
     assert [(row["layer"], row["T"]) for row in rows] == [(name, T) for name in wanted for T in ("4", "8")]
     assert all(int(row["peak_bytes"]) > int(row["saved_bytes"]) >= 0 for row in rows)
@@ -68,7 +61,7 @@ def test_bench_prints_and_writes(tmp_path):
     options = ["--shape", "3x2x4", "--seconds", 0.01, "--out", tmp_path / "out"]
     done = run(tmp_path, "rnnkern.bench", "--module", "LSTM", "--peer", *peers, *options)
     assert done.returncode == 0, done.stderr
-    rows = rows_of(tmp_path / "out" / "bench.csv")
+    rows = record.read(tmp_path / "out" / "bench.csv")
     providers = ["rnnkern.nn.LSTM", "torch.nn.LSTM", *peers, "matrix products"]
     found = [(row["direction"], row["provider"]) for row in rows]
     assert found == [(direction, name) for direction in bench.DIRECTIONS for name in providers]
@@ -78,22 +71,17 @@ def test_bench_prints_and_writes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "arguments", "said"),
     [
-        (["rnnkern.bench", "--module", "LSTMM", "--shape", "1x1x1"], "no layer 'LSTMM'"),
-        (["rnnkern.bench", "--module", "torch.tensor", "--shape", "1x1x1"], "must be a torch.nn.Module"),
-        (
-            ["rnnkern.bench", "--module", "LSTM", "--shape", "3x2"],
-            "the shape must be TxBxN, such as 200x64x256, got '3x2'",
-        ),
-        (["rnnkern.bench", "--module", "LSTM", "--shape", "3x0x2"], "must be TxBxN"),
-        (["rnnkern.profile", "--layer", "nopackage.Layer"], "no layer 'nopackage.Layer': No module named 'nopackage'"),
+        (bench, ["--module", "LSTMM", "--shape", "1x1x1"], "no layer 'LSTMM'"),
+        (bench, ["--module", "torch.tensor", "--shape", "1x1x1"], "must be a torch.nn.Module"),
+        (bench, ["--module", "LSTM", "--shape", "3x0x2"], "the shape must be TxBxN, such as 200x64x256, got '3x0x2'"),
+        (profile, ["--layer", "nopackage.Layer"], "no layer 'nopackage.Layer': No module named 'nopackage'"),
     ],
 )
-def test_wrong_arguments(command, said, capsys):
-    module = {"rnnkern.bench": bench, "rnnkern.profile": profile}[command[0]]
+def test_wrong_arguments(command, arguments, said, capsys):
     with pytest.raises(SystemExit):
-        module.main(command[1:])
+        command.main(arguments)
     assert said in capsys.readouterr().err
 
 
@@ -120,25 +108,12 @@ def test_a_layer_s_rows_end_where_memory_ends(monkeypatch):
     monkeypatch.setattr(profile, "measure", measure)
     said = []
     found = profile.profiles([torch.nn.RNN, torch.nn.GRU], [2, 4, 8, 16], 3, 4, 2, CPU, said.append)
-    assert [(row["layer"], row["T"]) for row in found] == [
-        (name, T) for name in ("torch.nn.RNN", "torch.nn.GRU") for T in (2, 4)
-    ]
+    assert [(row["layer"], row["T"]) for row in found] == list(product(("torch.nn.RNN", "torch.nn.GRU"), (2, 4)))
     assert said.count("torch.nn.RNN, T = 8: out of memory") == 1
 
 
-def test_growth_is_the_exponent_of_each_layer():
+def test_growth_is_the_exponent_of_a_layer():
     rows = [
-        {"layer": name, "T": T, "saved_bytes": T**p, "peak_bytes": 3 * T, "seconds": T**0.5}
-        for name, p in (("a", 2), ("b", 1))
-        for T in (10, 100, 1000)
+        {"layer": "a", "T": T, "saved_bytes": T**2, "peak_bytes": 3 * T, "seconds": T**0.5} for T in (10, 100, 1000)
     ]
-    assert profile.growth(rows) == [
-        {"layer": name, "kept ~": f"T^{p}.00", "peak ~": "T^1.00", "time ~": "T^0.50"}
-        for name, p in (("a", 2), ("b", 1))
-    ]
-
-
-def test_names_of_layers():
-    assert _report.layer("LSTM") is rnnkern.nn.LSTM
-    assert _report.layer("torch.nn.LSTM") is torch.nn.LSTM
-    assert (_report.name_of(torch.nn.LSTM), _report.name_of(rnnkern.nn.GRU)) == ("torch.nn.LSTM", "rnnkern.nn.GRU")
+    assert profile.growth(rows) == [{"layer": "a", "kept ~": "T^2.00", "peak ~": "T^1.00", "time ~": "T^0.50"}]

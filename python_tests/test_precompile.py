@@ -1,6 +1,4 @@
-"""rnnkern.precompile, and what explain reports about kernels that are not compiled yet."""
-
-import contextlib
+"""rnnkern.precompile over modules and operators: what it compiles, what it refuses, and what explain says of it."""
 
 import pytest
 import torch
@@ -45,6 +43,12 @@ def sequences(batch=2, hidden=64, **options):
     return ("tanh", make(3, batch, hidden), make(hidden, hidden), (make(batch, hidden),))
 
 
+@pytest.fixture
+def h100(monkeypatch):
+    monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
+    monkeypatch.setattr(_extension, "device_facts", lambda device: H100)
+
+
 # ---- what is compiled
 
 
@@ -61,25 +65,12 @@ def test_of_an_operator_and_its_arguments(cache, capfd):
     assert all(_compiler._read(path).startswith(b"\x7fELF") for path in cache.iterdir())
 
 
-def test_of_a_module(compiled):
-    assert precompile(rnnkern.nn.LSTM(8, 64), arch="sm_90") == len(compiled)
-    assert set(compiled) >= {
-        "rnnkern::BlockForwardKernel<rnnkern::Lstm, float, 64>",
-        "rnnkern::BlockBackwardKernel<rnnkern::Lstm, float, 64>",
-        "rnnkern::cuda::AloneKernel",
-    }
-    assert len(compiled) == len(set(compiled)) < 12
-    assert precompile(rnnkern.nn.LSTM(9, 60, num_layers=2), arch="sm_90") == 0, "sizes do not matter up to 64"
-
-
-def test_a_model_s_layers_are_all_asked(compiled):
-    model = torch.nn.Sequential(rnnkern.nn.GRU(8, 32), torch.nn.Linear(32, 8), rnnkern.nn.RNN(8, 300))
-    precompile(model, arch="sm_90")
-    cells = {type.split("<")[1].split(",")[0].removeprefix("rnnkern::") for type in compiled if "Step" in type}
-    assert cells == {"Gru", "Tanh"}
+def test_of_a_model(compiled):
+    model = torch.nn.Sequential(rnnkern.nn.LSTM(8, 64), torch.nn.Linear(64, 8), rnnkern.nn.RNN(8, 300))
+    assert precompile(model, arch="sm_90") == len(compiled) == len(set(compiled))
+    assert "rnnkern::BlockBackwardKernel<rnnkern::Lstm, float, 64>" in compiled
     assert any("ClusterForwardKernel<rnnkern::Tanh" in type for type in compiled)  # the kernel for few sequences
-    compiled.clear()
-    assert precompile(torch.nn.Linear(3, 4), arch="sm_90") == 0
+    assert precompile(rnnkern.nn.LSTM(9, 60, num_layers=2), arch="sm_90") == 0, "sizes do not matter up to 64"
 
 
 RECURRENT = (
@@ -101,15 +92,11 @@ def test_every_kind_of_module_can_be_asked(make, arch, compiled):
     assert ("rnnkern::cuda::AloneKernel" in compiled) == (arch == "sm_90" and bool(compiled))
 
 
-def test_a_dtype_in_place_of_the_parameters_own(compiled):
-    layer = rnnkern.nn.GRU(8, 64)
-    precompile(layer, arch="sm_90", dtype=torch.bfloat16)
+def test_a_dtype_in_place_of_the_parameters_own_and_tf32(compiled):
+    """TF32 is a setting that may change between calls, so kernels with and without it are compiled."""
+    precompile(rnnkern.nn.GRU(8, 64), arch="sm_90", dtype=torch.bfloat16)
     assert "rnnkern::BlockForwardKernel<rnnkern::Gru, rnnkern::device::bfloat16, 64>" in compiled
     assert not any("float, 64>" in type for type in compiled)
-
-
-def test_both_ways_to_multiply_float32_are_compiled(compiled):
-    """TF32 is a setting that may change between calls, so kernels with and without it are compiled."""
     precompile(ops.recurrence, *sequences(hidden=256), arch="sm_90")
     for what in ("float", "rnnkern::device::tfloat32"):
         assert f"rnnkern::ClusterForwardKernel<rnnkern::Tanh, {what}, 256>" in compiled
@@ -124,12 +111,10 @@ def test_what_does_not_compile_raises(monkeypatch):
         precompile(ops.recurrence, *sequences(), arch="sm_90")
 
 
-def test_on_a_device_kernels_are_loaded_too(compiled, monkeypatch):
+def test_on_a_device_kernels_are_loaded_too(compiled, monkeypatch, h100):
     loaded = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
-    monkeypatch.setattr(_extension, "device_facts", lambda device: H100)
     monkeypatch.setattr(torch.ops.rnnkern, "load_kernel", lambda *args: loaded.append(args))
     assert precompile(ops.recurrence, *sequences()) == len(compiled)
     assert sorted(type for _, type, _ in loaded) == sorted(compiled)
@@ -141,94 +126,56 @@ def test_on_a_device_kernels_are_loaded_too(compiled, monkeypatch):
 # ---- errors
 
 
-def test_what_is_neither_a_module_nor_an_operator():
-    for wrong in (torch.tanh, None, rnnkern.nn.LSTM):
-        with pytest.raises(TypeError, match="precompile: `model_or_op` must be a module or an operator"):
-            precompile(wrong, arch="sm_90")
+LSTM = rnnkern.nn.LSTM
 
 
-def test_wrong_targets(monkeypatch):
-    layer = rnnkern.nn.GRU(8, 64)
-    with pytest.raises(ValueError, match=r"`arch` must be one of sm_80, .*, got 'sm_70'"):
-        precompile(layer, arch="sm_70")
-    with pytest.raises(ValueError, match="only one of `device` and `arch` can be given, got both"):
-        precompile(layer, arch="sm_90", device="cuda")
-    with pytest.raises(ValueError, match="`device` must be a CUDA device, got cpu"):
-        precompile(layer, device="cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="no CUDA device found; pass an architecture instead"):
-        precompile(layer)
+@pytest.mark.parametrize(
+    ("model", "target", "said"),
+    [
+        (LSTM, {"arch": "sm_90"}, "`model_or_op` must be a module or an operator"),
+        (torch.tanh, {"arch": "sm_90"}, "`model_or_op` must be a module or an operator"),
+        (LSTM(8, 8), {"arch": "sm_70"}, r"`arch` must be one of sm_80, .*, got 'sm_70'"),
+        (LSTM(8, 8), {"arch": "sm_90", "device": "cuda"}, "only one of `device` and `arch` can be given, got both"),
+        (LSTM(8, 8), {"device": "cpu"}, "`device` must be a CUDA device, got cpu"),
+    ],
+)
+def test_wrong_arguments(model, target, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        precompile(model, **target)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value", "said"),
+    [
+        (torch.cuda, "is_available", lambda: False, "no CUDA device found; pass an architecture instead"),
+        (_extension, "cuda_refusal", lambda device: "it is old", "precompile: it is old"),
+        (_compiler, "nvrtc", lambda: None, r"NVRTC \(libnvrtc.so.13\) was not found; `pip install 'rnnkern\[cuda\]'`"),
+        (_extension, "available", False, "precompile: it was left out"),
+    ],
+)
+def test_without_what_it_needs(module, name, value, said, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(_extension, "cuda_refusal", lambda device: "it is old")
-    with pytest.raises(RuntimeError, match="precompile: it is old"):
-        precompile(layer)
-
-
-def test_without_what_it_needs(monkeypatch):
-    layer = rnnkern.nn.GRU(8, 64)
-    with monkeypatch.context() as patch:
-        patch.setattr(_compiler, "nvrtc", lambda: None)
-        with pytest.raises(
-            RuntimeError, match=r"NVRTC \(libnvrtc.so.13\) was not found; `pip install 'rnnkern\[cuda\]'`"
-        ):
-            precompile(layer, arch="sm_90")
-    monkeypatch.setattr(_extension, "available", False)
+    monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
     monkeypatch.setattr(_extension, "reason", "it was left out")
-    with pytest.raises(RuntimeError, match="precompile: it was left out"):
-        precompile(layer, arch="sm_90")
-
-
-def test_asking_leaves_nothing_behind(compiled):
-    """The context manager restores the state, even after an error."""
-    for call in (lambda: precompile(ops.recurrence, "tanh", arch="sm_90"),
-                 lambda: precompile(ops.recurrence, *sequences(), arch="sm_90")):  # fmt: skip
-        with contextlib.suppress(TypeError):
-            call()
-    compiled.clear()
-    ops.explain(ops.recurrence, *sequences())
-    assert not compiled
+    monkeypatch.setattr(module, name, value)
+    target = {"arch": "sm_90"} if name in ("nvrtc", "available") else {}
+    with pytest.raises(RuntimeError, match=said):
+        precompile(rnnkern.nn.GRU(8, 64), **target)
 
 
 # ---- explain
 
 
-@pytest.fixture
-def h100(monkeypatch):
-    monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
-    monkeypatch.setattr(_extension, "device_facts", lambda device: H100)
-
-
-@pytest.mark.usefixtures("h100")
-def test_explain_says_what_is_still_to_be_compiled(compiled, monkeypatch):
+def test_explain_says_what_is_still_to_be_compiled(compiled, monkeypatch, h100):
     def explained():
         with FakeTensorMode():
             return ops.explain(ops.recurrence, *sequences(device="cuda"))
 
-    choice = explained()
-    nvrtc = _compiler.nvrtc()
-    said = "the cuda kernel serves this call: block, for heads of 64 units stay on one block; "
-    assert choice.implementation == "cuda"
-    by = f"compiler: NVRTC {nvrtc.version} {nvrtc.path}"
-    assert choice.reason == f"{said}6 of 6 kernels are not compiled yet; {by}"
-    assert compiled == []
+    assert explained().implementation == "cuda"
+    assert "6 of 6 kernels are not compiled yet; compiler: NVRTC" in explained().reason
     with monkeypatch.context() as patch:
         patch.setattr(_compiler, "nvrtc", lambda: None)
-        assert explained().reason == f"{said}6 of 6 kernels are not compiled yet; libnvrtc.so.13 was not found"
-    precompile(ops.recurrence, *sequences(), arch="sm_90")
-    assert explained().reason == f"{said}compiled already"
-
-
-@pytest.mark.usefixtures("h100")
-def test_explain_of_the_other_families(compiled):
-    with FakeTensorMode():
-        make = lambda *sizes: torch.zeros(*sizes, device="cuda")  # noqa: E731
-        rotations = ops.explain(ops.givens_recurrence, make(3, 2, 8), make(2, 4), make(2, 8), make(8))
-        attention = (make(8, 8), make(8, 8), make(8))
-        relevancy = ops.explain(
-            ops.relevancy_recurrence, "tanh", make(3, 2, 8), make(8, 8), (make(2, 8),), attention, buffer_size=2,
-            relevant_size=2,
-        )  # fmt: skip
-    assert "one warp per sequence; 4 of 4 kernels are not compiled yet; compiler: NVRTC 13" in rotations.reason
-    assert "block, backward block, for " in relevancy.reason
-    assert "kernels are not compiled yet; compiler: NVRTC 13" in relevancy.reason
+        assert "6 of 6 kernels are not compiled yet; libnvrtc.so.13 was not found" in explained().reason
     assert compiled == []
+    precompile(ops.recurrence, *sequences(), arch="sm_90")
+    assert explained().reason.endswith("compiled already")

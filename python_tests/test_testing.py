@@ -1,30 +1,14 @@
-"""rnnkern.testing on whole calls; memory as counted by hand."""
+"""The closeness rule finds a wrong result or gradient of a whole call; memory is as counted by hand."""
 
 import pytest
 import torch
 
 import rnnkern
-from python_tests.samples import Sample, check_recurrence, draws, outputs_and_gradients, recurrence_sample
+from python_tests.samples import Sample, check_recurrence, draws, recurrence_sample
 from rnnkern import reference
 from rnnkern.testing import peak_bytes, saved_bytes
 
 # ---- a whole call
-
-
-def spoilt(change):
-    """The reference with one result or gradient changed."""
-
-    def op(cell, u, R, state, **kwargs):
-        h, final = reference.recurrence(cell, u, R, state, **kwargs)
-        return change(h, final)
-
-    return op
-
-
-def scaled_gradient(h, final):
-    h = h.clone()
-    h.register_hook(lambda grad: 1.0001 * grad)
-    return h, final
 
 
 @pytest.mark.parametrize(
@@ -32,15 +16,17 @@ def scaled_gradient(h, final):
     [
         (lambda h, final: (h * 1.0001, final), "h"),
         (lambda h, final: (h, (final[0], final[1] + 1e-4)), r"final state\[1\]"),
-        (lambda h, final: (h, (final[1], final[0])), r"final state\[0\]"),
-        (scaled_gradient, "grad of u"),
         (lambda h, final: (h.detach() + 0 * h, final), "grad of u"),
     ],
 )
-def test_a_wrong_result_or_gradient_is_found(change, name):
+def test_a_wrong_result_is_found(change, name):
     samples = draws(recurrence_sample, "lstm", 5, 3, 8, dtype=torch.float32, requires_grad=True)
+
+    def op(cell, u, R, state, **kwargs):
+        return change(*reference.recurrence(cell, u, R, state, **kwargs))
+
     with pytest.raises(AssertionError, match=f"^lstm: {name}"):
-        check_recurrence(spoilt(change), samples, "lstm")
+        check_recurrence(op, samples, "lstm")
 
 
 @pytest.mark.parametrize("at", range(7))
@@ -63,24 +49,7 @@ def test_a_wrong_gradient_of_any_argument_is_found(at):
         check_recurrence(op, samples, "lstm")
 
 
-def test_results_and_gradients_have_their_names():
-    sample = recurrence_sample("modrelu", requires_grad=True)
-    gradients = ["grad of u", "grad of R", "grad of state[0]", "grad of bias", "grad of params[0]"]
-    results = outputs_and_gradients(reference.recurrence, sample)
-    assert list(results) == ["h", "final state[0]", *gradients]
-    assert [results[name].shape for name in gradients] == [x.shape for x in sample.leaves()]
-    again = outputs_and_gradients(reference.recurrence, sample)
-    assert all(torch.equal(results[name], again[name]) for name in results)
-    other = outputs_and_gradients(reference.recurrence, sample, seed=1)
-    assert not torch.equal(results["grad of u"], other["grad of u"])
-    no_bias = outputs_and_gradients(reference.recurrence, recurrence_sample("lstm", bias=False, requires_grad=True))
-    assert [n for n in no_bias if "grad" in n] == ["grad of u", "grad of R", "grad of state[0]", "grad of state[1]"]
-
-
 # ---- memory
-
-KILO = 250
-"""float32 values."""
 
 
 def test_saved_bytes_are_those_counted_by_hand():
@@ -90,11 +59,6 @@ def test_saved_bytes_are_those_counted_by_hand():
     assert saved_bytes(call, besides=[x]) == 4 * 800
     with torch.no_grad():
         assert saved_bytes(call) == 0
-
-
-def test_views_of_parameters_do_not_count():
-    W, x = torch.nn.Parameter(torch.randn(8, 8)), torch.randn(3, 4, requires_grad=True)
-    assert saved_bytes(lambda: torch.tanh(x @ W[:4])) == 4 * 3 * 8
 
 
 def test_saved_storages_count_once_and_whole_and_only_while_their_graph_lives():
@@ -111,6 +75,8 @@ def test_saved_storages_count_once_and_whole_and_only_while_their_graph_lives():
         return x.exp()
 
     assert saved_bytes(forgotten) == 400
+    part = torch.nn.Parameter(torch.randn(10, 8))[:, :4]  # neither leaves nor their views count
+    assert saved_bytes(lambda: torch.tanh(x @ part)) == 160
 
 
 @pytest.mark.parametrize(("save_gates", "values"), [(True, 6), (False, 2)])
@@ -127,15 +93,15 @@ def test_the_pool_of_a_layer_is_counted_alike_from_call_to_call(steps, batch, hi
 
 
 def test_peak_bytes_counts_what_is_held_at_once():
-    held = torch.ones(KILO)
+    held = torch.ones(250)
 
     def call():
-        a, b = torch.empty(10 * KILO), torch.empty(5 * KILO)
+        a, b = torch.empty(2500), torch.empty(1250)
         del a
-        c = torch.empty(7 * KILO)
+        c = torch.empty(1750)
         return b.clone(), c, held
 
-    assert peak_bytes(call) == 17_000  # b, its copy and c, which exceed a and b
+    assert peak_bytes(call) == 4 * (1250 + 1250 + 1750)  # b, its copy and c, which exceed a and b
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -1,17 +1,16 @@
-"""Compiled libraries of cells on disk: neither a damaged one nor one of another user reaches the loader, and whatever
-happens while one is written, nothing incomplete stays behind.
+"""Compiled libraries of cells on disk: neither a damaged one nor one of another user reaches the loader, and nothing
+incomplete stays behind, over a table of damages and one of compilers that fail.
 
 In most tests the compiler is a script that copies a finished library.
 """
 
 import os
 import resource
-import stat
 import subprocess
 import sys
 import tempfile
 import threading
-import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ import torch
 
 import rnnkern
 from python_tests.cells import samples
-from python_tests.tiers import quick_where
 from rnnkern import _compiler, _extension
 from rnnkern._cells import library
 
@@ -80,19 +78,6 @@ def cache(monkeypatch, tmp_path, finished, temporary) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def mount(cache):
-    """A function that makes the cache a small disk of its own."""
-
-    def mounted(options: str) -> None:
-        cache.mkdir(exist_ok=True)
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", cache], capture_output=True).returncode:
-            pytest.skip("this user may not mount a disk")
-
-    yield mounted
-    subprocess.run(["umount", "-l", cache], capture_output=True)
-
-
 def count(runs: Path) -> int:
     return len(runs.read_text().splitlines())
 
@@ -110,40 +95,20 @@ def of_others(path: Path, monkeypatch) -> None:
 
 def damaged(kept: bytes):
     """A file with one byte changed, at many places, cut to many lengths, and continued."""
-    for k in {*range(0, len(kept), 41), *range(len(kept) - 64, len(kept)), *range(64)}:
+    for k in {*range(0, len(kept), 41), *range(len(kept) - 64, len(kept))}:
         yield kept[:k] + bytes([kept[k] ^ (1 << k % 8)]) + kept[k + 1 :]
-    for length in {*range(0, len(kept), 211), *range(len(kept) - 64, len(kept)), *range(64)}:
-        yield kept[:length]
-    yield kept + b"\0"
-    yield bytes(len(kept))
+    yield from (kept[:length] for length in {*range(0, len(kept), 211), *range(len(kept) - 64, len(kept))})
+    yield from (kept + b"\0", bytes(len(kept)))
 
 
 def test_whatever_is_damaged_is_noticed(tmp_path, finished):
     place = tmp_path / "cell.so"
     assert _compiler.write_file(place, finished)
     assert _compiler.read_file(place) == finished
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        found = []
-        for kept in damaged(place.read_bytes()):
-            place.write_bytes(kept)
-            found.append(_compiler.read_file(place))
-    assert found == [None] * len(given)
-    assert len(given) > 800
-
-
-@pytest.mark.parametrize("on_cuda", [False, True])
-def test_a_damaged_library_is_replaced_with_one_warning(on_cuda, cache, runs, finished):
-    place = library.library_of(CELL, on_cuda)
-    assert library.library_of(CELL, on_cuda) == place
-    assert count(runs) == 1
-    place.write_bytes(place.read_bytes()[:12000])
-    with pytest.warns(UserWarning, match=f"{place} is damaged and must be compiled again") as given:
-        assert library.library_of(CELL, on_cuda) == place
-    assert len(given) == 1
-    assert count(runs) == 2
-    assert _compiler.read_file(place) == finished
-    assert list(cache.iterdir()) == [place]
+    for kept in damaged(place.read_bytes()):
+        place.write_bytes(kept)
+        with pytest.warns(UserWarning, match="is damaged"):
+            assert _compiler.read_file(place) is None
 
 
 def run_at_once(processes: int) -> list[str]:
@@ -162,12 +127,10 @@ def run_at_once(processes: int) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("harm", quick_where(lambda harm: harm == "cut", ["cut", "other code"]))
-def test_two_processes_that_find_a_damaged_library_run(harm, cache, runs, finished):
-    """The loader would end them, at a page that is missing or at an instruction that does not exist."""
+def test_two_processes_that_find_a_damaged_library_run(cache, runs, finished):
+    """The loader would end them, at a page that is missing."""
     place = library.library_of(CELL, False)
-    kept = place.read_bytes()
-    place.write_bytes(kept[:12000] if harm == "cut" else kept[:4096] + b"\x06" * 8192 + kept[12288:])
+    place.write_bytes(place.read_bytes()[:12000])
     said = run_at_once(2)
     assert "is damaged" in "".join(said)
     assert all(text.count("is damaged") <= 1 for text in said)
@@ -176,27 +139,24 @@ def test_two_processes_that_find_a_damaged_library_run(harm, cache, runs, finish
     assert list(cache.iterdir()) == [place]
 
 
+def not_loaded_yet(number: float) -> str:
+    """The name of a new cell."""
+    return rnnkern.cell(lambda u, r, h: torch.tanh(u + number * r)).name
+
+
 def test_a_library_that_does_not_load_is_compiled_again(runs, finished):
     """It is whole, but of another system, for example."""
-
-    @rnnkern.cell
-    def of_another_system(u, r, h):
-        return torch.tanh(u + 2.375 * r)
-
-    place = library.library_of(library._known[of_another_system.name], False)
+    name = not_loaded_yet(2.375)
+    place = library.library_of(library._known[name], False)
     _compiler.write_file(place, b"no library")
-    assert library.refusal(of_another_system.name) is None
+    assert library.refusal(name) is None
     assert count(runs) == 2
     assert _compiler.read_file(place) == finished
 
 
 def test_what_never_loads_has_a_remedy(compile_with):
-    @rnnkern.cell
-    def never_loaded(u, r, h):
-        return torch.tanh(u + 2.625 * r)
-
     runs = compile_with("head -c 4096 /dev/zero > cell.so")
-    why = library.refusal(never_loaded.name)
+    why = library.refusal(not_loaded_yet(2.625))
     assert "invalid ELF header" in why
     assert "set RNNKERN_CACHE_DIR to a folder from which libraries may be loaded" in _extension.remedies[why]
     assert count(runs) == 2
@@ -209,32 +169,17 @@ def test_a_file_is_read_while_others_replace_it(tmp_path, finished):
 
     def replace(content):
         while not ends.is_set():
-            _compiler.write_file(place, content)
+            assert _compiler.write_file(place, content)
 
-    writers = [threading.Thread(target=replace, args=(content,)) for content in contents]
-    for writer in writers:
-        writer.start()
-    try:
+    with ThreadPoolExecutor(2) as writers:
+        running = writers.map(replace, contents)
         found = [_compiler.read_file(place) for _ in range(300)]  # a warning would be an error
-    finally:
         ends.set()
-        for writer in writers:
-            writer.join()
+    assert list(running) == [None, None]
     assert all(content in contents for content in found)
 
 
 # ---- folders and owners
-
-
-@pytest.mark.parametrize("mask", [0, 0o077])
-def test_others_can_read_a_file_and_not_write_it(mask, cache, runs):
-    before = os.umask(mask)
-    try:
-        place = library.library_of(CELL, False)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(place.stat().st_mode) == 0o644
-    assert stat.S_IMODE(cache.stat().st_mode) == 0o755 & ~mask
 
 
 @pytest.mark.parametrize("what", ["folder", "file"])
@@ -251,16 +196,16 @@ def test_nothing_of_another_user_is_loaded(what, cache, runs, temporary, monkeyp
     assert place.read_bytes() == kept
 
 
-@pytest.mark.parametrize("blocked", ["{cache}/file/cache", "/proc/self/cache", "directory"])
+@pytest.mark.parametrize("blocked", ["by a file", "by a folder", "by the system"])
 def test_where_nothing_can_be_kept_there_is_one_warning(blocked, cache, runs, temporary, monkeypatch):
-    if blocked == "directory":
+    if blocked == "by a file":
+        cache.touch()
+    elif blocked == "by a folder":
         place = library.library_of(CELL, False)
         place.unlink()
         place.mkdir()
     else:
-        cache.mkdir()
-        (cache / "file").touch()
-        monkeypatch.setenv("RNNKERN_CACHE_DIR", blocked.format(cache=cache))
+        monkeypatch.setenv("RNNKERN_CACHE_DIR", "/proc/self/cache")
     with pytest.warns(UserWarning, match="cannot keep compiled kernels in .* Set RNNKERN_CACHE_DIR") as given:
         own = [library.library_of(CELL, False) for _ in range(2)]
     assert len(given) == 1
@@ -275,33 +220,7 @@ def test_what_is_kept_for_one_process_is_deleted_with_it(cache, runs, temporary,
     assert list(temporary.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_read_is_replaced(cache, runs, finished):
-    place = library.library_of(CELL, False)
-    place.unlink()
-    place.symlink_to("/proc/self/mem")  # reading its beginning is an error
-    assert library.library_of(CELL, False) == place
-    assert _compiler.read_file(place) == finished
-
-
-def test_a_read_only_folder_is_read(mount, runs, cache, temporary):
-    mount("size=1m")
-    place = library.library_of(CELL, False)
-    subprocess.run(["mount", "-o", "remount,ro", cache], check=True)
-    assert library.library_of(CELL, False) == place
-    with pytest.warns(UserWarning, match="Read-only file system"):
-        assert library.library_of(CELL, True).is_relative_to(temporary)
-
-
 # ---- a full disk, and compilers that fail
-
-
-def test_a_full_disk_of_the_cache_leaves_nothing_behind(mount, runs, cache, temporary, finished):
-    mount(f"size={len(finished) // 2048}k")
-    with pytest.warns(UserWarning, match="No space left on device") as given:
-        own = [library.library_of(CELL, on_cuda) for on_cuda in (False, True)]
-    assert len(given) == 1
-    assert all(path.is_relative_to(temporary) and path.read_bytes() == finished for path in own)
-    assert list(cache.iterdir()) == []
 
 
 def test_where_both_disks_are_full_the_reason_says_so(compile_with, cache, temporary):
@@ -324,7 +243,7 @@ FAILURES = {
     "kill -9 $$": ("killed by signal 9", KILLED),
     "echo 'c++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1": ("cc1plus", KILLED),
     "echo 'final link failed: No space left on device' >&2; exit 1": ("No space left", library.ROOM),
-    "head -c 20480 {finished} > cell.so": ("wrote only the first 20480 bytes: No space left", library.ROOM),
+    "head -c 12288 {finished} > cell.so": ("wrote only the first 12288 bytes: No space left", library.ROOM),
     "head -c 60 {finished} > cell.so": ("wrote only the first 60 bytes", library.ROOM),
     "echo partial > cell.so; echo 'unknown -std' >&2; exit 1": ("unknown -std", library.INSTALL),
     "": ("the temporary folder cannot be written: .*cell.so", library.ROOM),
@@ -344,10 +263,11 @@ def test_a_compiler_that_fails_leaves_nothing_behind(script, compile_with, cache
 
 def test_what_cannot_start_has_a_remedy(monkeypatch, temporary):
     monkeypatch.setenv("CXX", "/no/compiler -v")
-    with pytest.raises(library.LibraryError, match=r"/no/compiler does not start: .*No such file") as raised:
-        library.library_of(CELL, False)
-    assert raised.value.remedy == library.INSTALL
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
-    with pytest.raises(library.LibraryError, match="the temporary folder cannot be written") as raised:
-        library.library_of(CELL, False)
-    assert raised.value.remedy == library.ROOM
+    for wanted, remedy in (
+        (r"/no/compiler does not start: .*No such file", library.INSTALL),
+        ("the temporary folder cannot be written", library.ROOM),
+    ):
+        with pytest.raises(library.LibraryError, match=wanted) as raised:
+            library.library_of(CELL, False)
+        assert raised.value.remedy == remedy
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))

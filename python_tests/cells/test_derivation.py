@@ -1,5 +1,4 @@
-"""The derivation of kernels: random expressions against autograd, and hand-written headers of built-in cells against
-headers derived from their formulas."""
+"""Kernels derived from a function have the values and gradients of autograd, over random expressions and over kinks."""
 
 import random
 
@@ -10,8 +9,6 @@ import torch.nn.functional as F
 import rnnkern
 from python_tests.tiers import LEVELS
 from rnnkern import _extension, cell
-from rnnkern._cells.derive import derive
-from rnnkern._cells.trace import trace
 from rnnkern.ops import recurrence
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
@@ -120,86 +117,3 @@ def test_gradients_at_kinks(first):
             results.append((final[k], gradient))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True, msg=KINKED[first + k])
-
-
-# ---- the built-in cells
-
-
-class _ByGate:
-    """`u`, or a product, of several gates, in the form that the reference's formulas split."""
-
-    def __init__(self, gates):
-        self.gates = gates
-
-    def chunk(self, count, dim):
-        assert count == len(self.gates)
-        assert dim == -1
-        return self.gates
-
-    def __add__(self, other):
-        return _ByGate([a + b for a, b in zip(self.gates, other.gates, strict=True)])
-
-
-def as_function(name):
-    """The reference's formula of a built-in cell as a function for rnnkern.cell."""
-    formula = rnnkern.reference.CELLS[name]
-    G, params = formula.gates, ", ".join(formula.params)
-    states = ", ".join("hc"[: formula.states])
-
-    def run(u, r, state, tensors):
-        def product(x, first=0, last=G):
-            gates = [r[k](x) if x is not state[0] else r[k] for k in range(first, last)]
-            return _ByGate(gates) if len(gates) > 1 else gates[0]
-
-        whole = _ByGate([u[k] for k in range(G)]) if G > 1 else u
-        if G == 1:
-            return formula.step(u, lambda x: r, state, *tensors)
-        return formula.step(whole, product, state, *tensors)
-
-    keywords = f", *, {params}" if params else ""
-    given = f"({params},)" if params else "()"
-    text = f"def built_in(u, r, {states}{keywords}):\n    return run(u, r, ({states},), {given})"
-    names = {"run": run}
-    exec(text, names)
-    return names["built_in"], G
-
-
-NAMES = ["tanh", "relu", "identity", "hardtanh", "modrelu", "euler", "lstm", "gru", "gru_reset_before", "goru"]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled
-def test_a_header_by_hand_is_the_derived_one(name, dtype):
-    """Compares one step of the built-in and the derived kernel: values and gradients agree within one rounding of their
-    inputs."""
-    function, gates = as_function(name)
-    made = cell(function, gates=gates)
-    torch.manual_seed(0)
-    H, B = 33, 5
-    leaves = [torch.randn(1, B, gates * H), torch.randn(gates * H, H) / H**0.5]
-    leaves += [torch.randn(B, H) for _ in made.states] + [torch.rand(H) for _ in made.params]
-    leaves = [x.to(dtype).requires_grad_() for x in leaves]
-
-    def outputs(which):
-        u, R, *rest = leaves
-        h, final = recurrence(which, u, R, rest[: len(made.states)], params=rest[len(made.states) :])
-        return [h, *final, *torch.autograd.grad(sum(y.sin().sum() for y in (h, *final)), leaves)]
-
-    for a, b in zip(outputs(made), outputs(name), strict=True):
-        torch.testing.assert_close(a, b, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
-
-
-def test_what_is_kept():
-    """Equal to the hand-written headers except for tanh(c') of the LSTM, which the header recomputes, and for the
-    argument of modReLU, which it computes from the new state."""
-    derived = {}
-    for name in NAMES:
-        function, G = as_function(name)
-        gates = tuple(map(str, range(G))) if G > 1 else ("",)
-        derived[name] = derive(trace(function, gates, gates))
-    assert {name: len(d.saved) for name, d in derived.items()} == {
-        "tanh": 0, "relu": 0, "identity": 0, "hardtanh": 0, "modrelu": 1, "euler": 1, "lstm": 5, "gru": 4,
-        "gru_reset_before": 3, "goru": 4,
-    }  # fmt: skip
-    assert [name for name, d in derived.items() if not d.joint] == ["gru", "goru"]

@@ -16,7 +16,7 @@ CELLS = [
     Mutant(GRAPH, 'make("gt", node, const(low)), make("lt", node, const(high))',
            'make("gt", node, const(low)), make("gt", node, const(low))', "hardtanh's upper bound", DERIVED),
     Mutant(DERIVE, 'node.op in ("u", "r") or (node.op in TRANSCENDENTAL and not again)', 'node.op in ("u", "r")',
-           "transcendental functions are evaluated again", ("python_tests/cells/test_derivation.py",)),
+           "transcendental functions are evaluated again", (*KERNELS, "-k", "what_is_saved")),
     Mutant(HEADER, 'return f"({text} > V(0))"', 'return f"({text} < V(0))"', "a condition that is kept",
            ("python_tests/cells/test_derivation.py",)),
     Mutant("recurrence/cpu/cell.h", "store_gates(du, first_of_u, s.du,", "store_gates(du, 0, s.du,",

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-QUICK = ("test_build_info", "test_programs", "test_sass", "test_sass_relevancy")
+QUICK = ("test_build_info", "test_programs", "test_sass")
 """Files with tests that `make test` runs; the others build and install."""
 
 
@@ -22,6 +22,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "python_tests/packaging/" in item.nodeid and item.path.stem not in QUICK:
             item.add_marker(pytest.mark.proof)
+
+
+def succeed(*command: str | Path, folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Runs a command, which must succeed."""
+    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 @pytest.fixture(scope="session")
@@ -74,15 +81,9 @@ def pip(sources, shared):
     """Runs pip on the copy, without isolation and with the given environment variables; returns its output."""
 
     def run(command: str, *arguments: str | Path, **environment: str) -> str:
+        options = ("-v", "--no-deps", "--no-build-isolation", *arguments)
         with locked(shared / "pip.lock"):  # one process at a time
-            done = subprocess.run(
-                [sys.executable, "-m", "pip", command, sources, "-v", "--no-deps", "--no-build-isolation", *arguments],
-                env=os.environ | environment,
-                check=False,
-                capture_output=True,
-                text=True,
-            )
-        assert done.returncode == 0, done.stdout + done.stderr
+            done = succeed(sys.executable, "-m", "pip", command, sources, *options, folder=ROOT, **environment)
         return done.stdout + done.stderr
 
     return run
@@ -98,10 +99,7 @@ def wheel(sources, shared, once) -> Path:
 
     def build(folder: Path) -> None:
         with locked(shared / "pip.lock"):
-            done = subprocess.run(
-                command, cwd=sources, env=os.environ | levels, check=False, capture_output=True, text=True
-            )
-        assert done.returncode == 0, done.stdout + done.stderr
+            succeed(*command, folder=sources, **levels)
         for made in (sources / "dist").iterdir():
             made.rename(folder / made.name)
 
@@ -120,15 +118,7 @@ def python():
     """Runs Python code in a separate process, with `rnnkern` from the given folder; returns its output."""
 
     def run(code: str, folder: Path = ROOT, **environment: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", f"import rnnkern\nassert rnnkern.__file__.startswith({str(folder)!r})\n{code}"],
-            env=os.environ | {"PYTHONPATH": str(folder)} | environment,
-            cwd="/",
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        code = f"import rnnkern\nassert rnnkern.__file__.startswith({str(folder)!r})\n{code}"
+        return succeed(sys.executable, "-c", code, folder=Path("/"), PYTHONPATH=str(folder), **environment).stdout
 
     return run

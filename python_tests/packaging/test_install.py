@@ -1,33 +1,24 @@
 """Installation with and without the compiled extension: what works, and the messages."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import torch
 
 import rnnkern
+from python_tests.packaging.conftest import ROOT, succeed
 from rnnkern import _extension
 
-ROOT = Path(__file__).parents[2]
 REASON = "print(rnnkern._extension.reason)"
 
 
 def test_pure_python_says_why(pure, python):
     assert not list(pure.rglob("*.so"))
     assert "without its compiled extension" in python(REASON, pure)
-    nothing = {
-        "commit": None,
-        "compiler": None,
-        "built_simd_levels": [],
-        "simd_levels": [],
-        "simd_level": None,
-    }
     said = json.loads(python("import json; print(json.dumps(rnnkern.build_info()))", pure))
-    assert said == {"version": rnnkern.__version__, **nothing, "torch": None, "openmp": None}
+    assert said.pop("version") == rnnkern.__version__
+    assert not any(said.values())
 
 
 def test_pure_python_computes(pure, python):
@@ -46,16 +37,12 @@ print(tuple(h.shape), tuple(u.grad.shape), explain(recurrence, "tanh", u, R, (h0
 def test_no_compiler_says_so_and_installs(pip, python, tmp_path):
     said = pip("install", "--target", tmp_path, CXX="/nonexistent/c++")
     assert "rnnkern: pure Python is installed, without the C++ part: the C++ compiler fails: /nonexistent/c++ " in said
-    assert "/nonexistent/c++" in said
     assert "without its compiled extension" in python(REASON, tmp_path)
 
 
 def test_a_compiler_without_the_vector_extensions_is_a_reason():
     """For example clang, which can build a Python module but not the SIMD header."""
-    environment = os.environ | {"CXX": "c++ -D__builtin_shuffle=missing"}
-    done = subprocess.run(
-        [sys.executable, "setup.py", "--name"], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
-    )
+    done = succeed(sys.executable, "setup.py", "--name", folder=ROOT, CXX="c++ -D__builtin_shuffle=missing")
     assert "rnnkern: pure Python is installed, without the C++ part: the C++ compiler fails" in done.stderr
     assert "csrc/common/simd.h" in done.stderr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from python_tests.packaging.conftest import ROOT
+from python_tests.packaging.conftest import ROOT, succeed
 
 IGNORED = (
     "build/ninja/build.ninja",
@@ -19,24 +19,18 @@ IGNORED = (
 )
 
 
-def succeed(*command: str | Path, folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def tracked() -> list[str]:
     if not (ROOT / ".git").exists():
         pytest.skip("this is not a git checkout")
-    return [name for name in succeed("git", "ls-files", folder=ROOT).splitlines() if (ROOT / name).exists()]
+    return [name for name in succeed("git", "ls-files", folder=ROOT).stdout.splitlines() if (ROOT / name).exists()]
 
 
 @pytest.fixture(scope="module")
 def unpacked(tracked, tmp_path_factory) -> Path:
     """An unpacked source distribution, made from a copy of the tracked files, so that the checkout stays clean, and of
     some files that git ignores."""
-    pytest.importorskip("build", reason="build is not installed: `make wheel` installs it")
+    pytest.importorskip("build.__main__", reason="build is not installed: `make wheel` installs it")
     folder = tmp_path_factory.mktemp("sdist")
     for name in [*tracked, *IGNORED]:
         (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,14 +59,9 @@ def test_it_has_what_git_tracks(unpacked, tracked):
 def test_a_build_from_it_starts(unpacked, tmp_path):
     """setup.py writes the ninja file, and ninja finds every source in it; nothing is compiled."""
     (tmp_path / "ninja.py").write_text("raise SystemExit('not now')")
-    build = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext"],
-        cwd=unpacked,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "setup.py", "-q", "build_ext"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    build = subprocess.run(command, cwd=unpacked, env=environment, capture_output=True, text=True)
     assert "not now" in build.stderr
     planned = succeed(sys.executable, "-m", "ninja", "-n", "-f", "build/ninja/build.ninja", folder=unpacked)
-    assert "link build/ninja/_C.so" in planned
+    assert "link build/ninja/_C.so" in planned.stdout

@@ -1,37 +1,26 @@
+"""`make demo`: both networks train alike, and it leaves a checkout as it was."""
+
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
-from perf import demo, demo_digits, demo_recall, demo_spread, record
+from perf import demo, demo_digits, demo_recall, record
 from perf.datasets import Images
 from rnnkern import _extension
 
 
-@pytest.fixture(scope="module")
-def data() -> Images:
-    return demo_digits.digits()
-
-
 @pytest.fixture
-def few(data) -> Images:
+def few() -> Images:
     """Data for three updates per epoch."""
-    return data._replace(
-        train_x=data.train_x[:, : 3 * demo_digits.BATCH], train_y=data.train_y[: 3 * demo_digits.BATCH]
-    )
-
-
-def test_batches_hold_everything_once():
-    seen = torch.cat(demo_digits.batches(123, 4))
-    assert torch.equal(seen.sort().values, torch.arange(123))
-    assert not torch.equal(seen, torch.cat(demo_digits.batches(123, 5)))
+    data, count = demo_digits.digits(), 3 * demo_digits.BATCH
+    return data._replace(train_x=data.train_x[:, :count], train_y=data.train_y[:count])
 
 
 @pytest.mark.parametrize("network", demo_digits.NETWORKS, ids=lambda network: network.name)
@@ -43,12 +32,6 @@ def test_both_train_alike(network, few):
     rows = demo_digits.figures(network, pair, few)
     assert [row["provider"] for row in rows] == [network.peer_name, "rnnkern"]
     assert all(row["peak_bytes"] > 64 * demo_digits.BATCH * demo_digits.HIDDEN for row in rows)
-
-
-@pytest.mark.parametrize("losses", [[1.0, 2.01], [1.0, float("nan")], []])
-def test_disagreement_is_loud(losses):
-    with pytest.raises(RuntimeError, match=r"must agree to 0\.001"):
-        demo_digits.disagreement([1.0, 2.0][: len(losses)], losses)
 
 
 def test_the_whole_demo_leaves_a_checkout_as_it_was(few, monkeypatch, capsys):
@@ -69,11 +52,10 @@ def test_the_whole_demo_leaves_a_checkout_as_it_was(few, monkeypatch, capsys):
         assert state() == before
         folder = record.folder(torch.device("cpu"), Path(built))
         assert len(record.read(folder / "demo.csv")) == 4
-        assert all((folder / name).stat().st_size > 10_000 for name in ("demo.png", "demo-recall.png"))
-    out = capsys.readouterr().out
-    assert all(str(folder / name) in out for name in ("demo.csv", "demo.png", "demo-recall.png"))
-    units = ("s per epoch", "peak of an update, MB", "test accuracy, %", "right at T = 30, %", "kept at T = 200, MB")
-    assert all(words in out for words in (*units, "LSTM: rnnkern trains", "RelRNN, trained with"))
+        out = capsys.readouterr().out
+        for name in ("demo.csv", "demo.png", "demo-recall.png"):
+            assert str(folder / name) in out
+            assert (folder / name).exists()
 
 
 def test_without_the_compiled_part_recall_is_left_out(few, monkeypatch, tmp_path, capsys):
@@ -93,31 +75,3 @@ def test_it_speaks_before_it_imports_pytorch():
     done = subprocess.run([sys.executable, "-c", program], cwd=record.ROOT, capture_output=True, text=True)
     assert done.stdout.startswith("Trains networks")
     assert "import of torch halted" in done.stderr
-
-
-def test_peers_alone_make_a_band(few, monkeypatch, tmp_path, capsys):
-    short = [network._replace(epochs=2) for network in demo_digits.NETWORKS]
-    monkeypatch.setattr(demo_digits, "NETWORKS", short)
-    monkeypatch.setattr(demo_digits, "digits", lambda: few)
-    demo_spread.main(["--threads", "1", "--seeds", "2", "--out", str(tmp_path / "device")])
-    found = demo_digits.spread(tmp_path)
-    rows, out = record.read(tmp_path / "device" / demo_digits.SPREAD), capsys.readouterr().out
-    for network in short:
-        accuracies = [float(row["test_accuracy"]) for row in rows if row["network"] == network.name]
-        assert np.array_equal(found[network.name], np.array(accuracies).reshape(2, 2))
-        assert f"{network.name}: test accuracy {100 * found[network.name][:, -1].min():.1f} to" in out
-    monkeypatch.setattr(demo_digits, "NETWORKS", [network._replace(rate=0.5) for network in short])
-    assert demo_digits.spread(tmp_path) == {}
-
-
-def test_the_summary_states_what_was_measured():
-    shared = {"network": "LSTM", "speedup_50": 1.5}
-    rows = [
-        shared | {"provider": "torch.nn", "test_accuracy": 0.9},
-        shared | {"provider": "rnnkern", "test_accuracy": 0.925},
-    ]
-    (line,) = demo_digits.summary(rows, {"LSTM": np.array([[0.1, 0.89], [0.2, 0.94]])})
-    assert line == (
-        "LSTM: rnnkern trains 1.5 times as fast as torch.nn. Test accuracy 92.5 % with rnnkern, 90.0 % with torch.nn, "
-        "which alone ends between 89.0 and 94.0 % over 2 seeds."
-    )

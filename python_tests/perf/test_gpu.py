@@ -1,8 +1,8 @@
-"""``make gpu`` without a GPU: its plan, its jobs on a CPU, its processes, and a rehearsal on a stand-in driver."""
+"""`make gpu` without a GPU: its plan fits, its jobs cover every family, no failure takes down another job, and a
+rehearsal on a stand-in driver succeeds."""
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,12 +18,11 @@ import torch
 from perf import record
 from perf.gpu import __main__ as command
 from perf.gpu import checks, jobs, pack, plan, recurrences, runner, speeds, tables
-from perf.gpu.checks import Check, NotStarted, Place
+from perf.gpu.checks import Check, Place
 from perf.gpu.plan import AGAIN, CALL_SECONDS, STAGES, Stage
 from perf.gpu.recurrences import Spec
 from perf.gpu.runner import Entry, Options
 from perf.harness import OURS, Effort
-from perf.tables import of_gpu
 from python_tests.gpu import standin
 from rnnkern import _compiler, _extension
 
@@ -50,9 +50,6 @@ def test_the_plan_fits_into_the_time_of_a_machine():
         assert ends == sorted(ends)
         assert ends[-1] + plan.RESERVED <= CALL_SECONDS[call]
         assert sum(stage.estimate for stage in stages.values()) <= ends[-1]
-    page = (record.ROOT / "docs" / "benchmarks.md").read_text()
-    for stage in [*STAGES.values(), AGAIN["faults"], AGAIN["wrong"]]:
-        assert re.search(rf"\| {stage.name} \|.*\| {stage.until:g} s \| {stage.estimate:g} s \|", page)
 
 
 @compiled_part
@@ -70,15 +67,6 @@ def test_jobs_have_names_of_their_own_and_every_family_and_kernel_has_both_direc
         sanitized = [name.removeprefix(f"{tool} ") for name, _ in jobs.sanitizer() if name.startswith(tool)]
         judged = {name for name in wanted if tool == "memcheck" or not name.startswith(jobs.UNKNOWN)}
         assert all(any(job.startswith(name) for job in sanitized) for name in judged - {"own cell"})
-
-
-@compiled_part
-def test_the_timed_layers_are_the_product():
-    assert len(set(recurrences.SPECS)) == 6 * 3 * 4
-    truth = [name.split()[1:] for name, _ in jobs.truth()]
-    for cell in recurrences.CELLS:
-        for precision in recurrences.PRECISIONS:
-            assert any(row[0] == cell and row[2] == precision for row in truth)
 
 
 # ---- what jobs say
@@ -101,17 +89,6 @@ def test_a_check_says_how_accurate_a_call_is(place):
     wrong = Check(built(lambda values: values | {"h": -values["h"]}), "backward")
     with pytest.raises(AssertionError, match=r"^wrong, [\d.e+]+ times naive: h: .* \(at \[\d, \d, \d\] of \[5, 3, 8\]"):
         wrong(place)
-    two = Check(built(lambda values: values | {"h": -values["h"], "grad of u": values["h"]}), "backward")
-    with pytest.raises(AssertionError) as raised:
-        two(place._replace(details=True))
-    assert "h: root mean" in str(raised.value)
-    assert "grad of u" in str(raised.value)
-
-
-@compiled_part
-def test_a_check_of_a_kernel_that_does_not_run(place):
-    with pytest.raises(NotStarted, match="the plan does not choose it, but no CUDA kernel"):
-        Check(built(), "backward", "cluster")(place)
 
 
 @compiled_part
@@ -127,13 +104,12 @@ def test_layers_are_checked_and_timed(cell, place):
     said = jobs.layer(Spec(cell, 3, 8, "float32", 16))(place)
     assert " times torch.nn, " in said
     rows = record.read(place.folder / "gpu-recurrence.csv")
-    assert {(row["direction"], row["provider"]) for row in rows} == {
-        (direction, provider) for direction in tables.DIRECTIONS for provider in (OURS, "torch.nn")
-    }
+    assert {row["provider"] for row in rows} == {OURS, "torch.nn"}
+    assert {row["direction"] for row in rows} == set(tables.DIRECTIONS)
 
 
 @compiled_part
-def test_memory_is_measured_for_every_layer(place):
+def test_memory_is_measured(place):
     assert jobs.memory_of("LSTM", place).endswith("at T = 8")
     assert [row["T"] for row in record.read(place.folder / "gpu-memory.csv")] == ["4", "8"]
 
@@ -191,29 +167,13 @@ def test_a_job_that_fails_takes_down_its_own_line_alone(together, at_once, fake,
     assert found["stuck"].text == "stuck in barrier cluster_tile.cuh:38"
     assert found["lost"].text == "illegal address"
     assert found["exits"].text == "its process ended with 1: its last words"
-    assert str(found["lost"]) == "first        1.0 s  lost: illegal address"
 
 
 def test_what_does_not_begin_in_time_is_cut(fake, tmp_path):
     stage = Stage("truth", 5.0, 1, 60.0, 1, 2)
     found = list(runner.run(stage, ["a", "hangs", "b", "c"], time.monotonic(), options(tmp_path)))
-    assert [(entry.name, entry.status) for entry in found] == [
-        ("a", "ok"),
-        *((name, "cut") for name in ("hangs", "b", "c")),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("said", "wanted"),
-    [("RuntimeError: rnnkern: cuLaunchKernelEx of rnnkern::X: out of resources (CUDA_ERROR_X)",
-      "does not launch: cuLaunchKernelEx of rnnkern::X: out of resources (CUDA_ERROR_X)"),
-     ("NotStarted: the plan does not choose it, but grid", "does not launch: the plan does not choose it, but grid"),
-     ("CUDA error: misaligned address\nmore", "misaligned address"),
-     ("CUDA error: unspecified launch failure", "unspecified launch failure"),
-     ("TypeError: some", "TypeError: some")],
-)  # fmt: skip
-def test_what_a_failure_means(said, wanted):
-    assert runner.reason(said, "") == wanted
+    assert [entry.name for entry in found] == ["a", "hangs", "b", "c"]
+    assert [entry.status for entry in found] == ["ok", "cut", "cut", "cut"]
 
 
 def test_without_the_sanitizer_its_jobs_are_left_out(fake, tmp_path, monkeypatch):
@@ -222,22 +182,20 @@ def test_without_the_sanitizer_its_jobs_are_left_out(fake, tmp_path, monkeypatch
     assert found == [Entry("sanitizer", "memcheck a", "cut", "compute-sanitizer is absent", 0.0)]
 
 
-class Log:
-    def __init__(self, text: str) -> None:
-        self.said = lambda: text
+RACE = "Error: Race reported between Read access at {}+0xb00\n========= RACECHECK SUMMARY: 1 hazard"
 
 
-def test_the_verdict_of_the_sanitizer():
-    clean = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors"
-    assert runner.sanitized(Log(clean), "ok", "agrees") == ("ok", "no errors; agrees")
-    wrong = ("========= Invalid __global__ read of size 4 bytes\n=========     at rnnkern::Run()+0x10 in cell.cuh:7\n"
-             "========= ERROR SUMMARY: 1 error")  # fmt: skip
-    said = "Invalid __global__ read of size 4 bytes at rnnkern::Run()+0x10 in cell.cuh:7"
-    assert runner.sanitized(Log(wrong), "failed", "illegal address") == ("wrong", said)
-    assert runner.sanitized(Log("========= ERROR SUMMARY: 2 errors"), "ok", "x") == ("wrong", "2 errors; x")
-    race = "========= Error: Race reported between Read access at {}+0xb00\n========= RACECHECK SUMMARY: 1 hazard"
-    assert runner.sanitized(Log(race.format("nvjet_sm90_tst")), "ok", "x") == ("ok", "no races; x")
-    assert runner.sanitized(Log(race.format("BlockKernel")), "ok", "x")[0] == "wrong"
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        (RACE.format("nvjet_sm90_tst"), "ok"),
+        (RACE.format("BlockKernel"), "wrong"),
+        ("ERROR SUMMARY: 2 errors", "wrong"),
+    ],
+    ids=["a race of cuBLAS", "a race of ours", "errors"],
+)
+def test_the_verdict_of_the_sanitizer(said, verdict):
+    assert runner.sanitized(SimpleNamespace(said=lambda: f"========= {said}"), "ok", "agrees")[0] == verdict
 
 
 # ---- the report
@@ -250,61 +208,7 @@ def test_the_second_call_does_what_failed_or_was_cut(tmp_path):
     (tmp_path / "report.json").write_text(json.dumps({"entries": [entry._asdict() for entry in entries]}))
     chosen = command.parse(["--again", str(tmp_path / "report.json")])
     found = {stage.name: names for stage, names in command.todo(chosen)}
-    assert found == {
-        "faults": ["b"], "wrong": ["c"], "first": ["primitives"], "truth": ["e"], "speed": ["d", "f"]
-    }  # fmt: skip
-    assert plan.LINES in AGAIN["faults"].flags
-    assert AGAIN["faults"].under == "memcheck"
-
-
-def test_the_summary_fits_and_begins_with_what_is_wrong():
-    entries = [Entry("first", f"job {k}", "failed" if k % 2 else "ok", "illegal address", 1.0) for k in range(200)]
-    text = command.summary(entries, {"first": 50.0}, STAGES, "\n".join("speed" for _ in range(30))).splitlines()
-    assert len(text) <= command.LINES
-    assert text[0] == "first       50.0 s, expected 40: 100 ok, 100 failed"
-    assert "illegal address" in text[1]
-    assert text[-1] == "speed"
-
-
-def row(spec: Spec, provider: str, kernel: str, forward: float, both: float) -> list[dict]:
-    said = f"the cuda kernel serves this call: {kernel}, for R of it stays somewhere" if kernel else ""
-    facts = {"date": "2026-01-02", "device": "NVIDIA H100", "torch": "2.11", "commit": "abc"}
-    facts |= spec.labels | {"provider": provider, "kernel": said}
-    times = {"forward": forward, "forward+backward": both}
-    return [facts | {"direction": direction, "ms_50": ms, "ratio_50": ms} for direction, ms in times.items()]
-
-
-LSTM = Spec("lstm", 16, 768, "bfloat16")
-ROWS = [
-    *row(LSTM, OURS, "cluster", 2.0, 5.0),
-    *row(LSTM, f"{OURS}, grid", "grid", 2.5, 4.0),
-    *row(LSTM, "torch.nn", "", 2.0, 6.0),
-    *row(LSTM._replace(precision="tf32"), OURS, "cluster", 1.0, 1.0),
-]
-
-
-def test_tables_of_speed():
-    (line,) = tables.recurrence(ROWS)
-    assert line == {
-        "cell": "lstm",
-        "T x B x H": "1024x16x768",
-        "bfloat16": "2, 6",
-        "tf32": "-, -",
-        "ms, bfloat16": "2, 5",
-    }
-    lines = tables.operators([r | {"op": "skew_exp", "case": "norm 1"} for r in ROWS])
-    assert lines[0]["times faster than"] == "2.5, 4 rnnkern, grid; 2, 6 torch.nn"
-    ended = [{"stage": "first", "name": "a", "status": "ok", "text": "agrees"},
-             {"stage": "first", "name": "b", "status": "wrong", "text": "wrong, 31 times naive"}]  # fmt: skip
-    said = [(line["ok"], line["wrong"], line["what"]) for line in tables.state(ended)]
-    assert said == [(1, 1, ""), ("", 1, "wrong, 31 times naive")]
-
-
-def test_pages_have_the_tables_of_the_device_that_was_measured_last():
-    text = of_gpu([*ROWS, *(row | {"device": "NVIDIA H200"} for row in ROWS)], "gpu_recurrence")
-    assert text.count("| lstm | 1024x16x768 | 2, 6 |") == 1
-    assert "*NVIDIA H200. " in text
-    assert "H100" not in text
+    assert found == {"faults": ["b"], "wrong": ["c"], "first": ["primitives"], "truth": ["e"], "speed": ["d", "f"]}
 
 
 def test_a_run_writes_report_results_and_archive(fake, tmp_path, monkeypatch, capsys):
@@ -315,27 +219,20 @@ def test_a_run_writes_report_results_and_archive(fake, tmp_path, monkeypatch, ca
     monkeypatch.setattr(command, "ROOT", tmp_path)
     monkeypatch.setattr(pack, "unpack", lambda: "there is no pack")
     monkeypatch.setattr(pack, "FACTS", tmp_path / "facts.json")
-    monkeypatch.setattr(
-        command, "todo", lambda chosen: [(STAGES["first"], ["a", "lost"]), (STAGES["speed"], ["b", "c"])]
-    )
+    todo = [(STAGES["first"], ["a", "lost"]), (STAGES["speed"], ["b", "c"])]
+    monkeypatch.setattr(command, "todo", lambda chosen: todo)
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         command.main(["--out", str(tmp_path / "out")])
     signal.signal(signal.SIGTERM, handler)
     assert ended.value.code == 1
-    printed = capsys.readouterr().out
-    report = (tmp_path / "out" / "report.txt").read_text()
-    for text in (printed, report):
+    for text in (capsys.readouterr().out, (tmp_path / "out" / "report.txt").read_text()):
         assert "NVIDIA H100 80GB HBM3, commit " in text
         assert "lost: illegal address" in text
     rows = record.read(tmp_path / "perf" / "results" / "nvidia-h100" / "gpu-report.csv")
-    assert {(row["name"], row["status"], row["command"]) for row in rows} == {
-        (name, "failed" if name == "lost" else "ok", "make gpu") for name in ("a", "lost", "b", "c")
-    }
+    assert {row["name"]: row["status"] for row in rows} == {"a": "ok", "lost": "failed", "b": "ok", "c": "ok"}
     with tarfile.open(tmp_path / "out" / "results.tar.gz") as tar:
-        assert {"build/gpu/report.txt", "build/gpu/report.json", "perf/results/nvidia-h100/gpu-report.csv"} <= set(
-            tar.getnames()
-        )
+        assert {"build/gpu/report.json", "perf/results/nvidia-h100/gpu-report.csv"} <= set(tar.getnames())
 
 
 # ---- a rehearsal
@@ -343,25 +240,27 @@ def test_a_run_writes_report_results_and_archive(fake, tmp_path, monkeypatch, ca
 
 @on_stand_in
 def test_a_rehearsal_with_faults(tmp_path, monkeypatch):
-    """A job that is killed, one that hangs and one whose launch faults; every other line still arrives."""
-    kinds = {"block lstm bfloat16 forward": "kill", "grid gru float32 forward": "hang",
-             "givens float32 forward": "fault", "cluster lstm bfloat16 forward": "wrong"}  # fmt: skip
-    others = ["block gru float32 forward", "stepwise lstm float32 backward", "relevancy block tanh float32 backward",
-              "similarity float32 backward"]  # fmt: skip
+    """What is wrong arrives as such from the worker, and every other line still arrives."""
+    kinds = {"givens float32 forward": "fault", "cluster lstm bfloat16 forward": "wrong"}
+    others = ["block gru float32 forward", "similarity float32 backward"]
     monkeypatch.setenv("RNNKERN_GPU_FAULTS", json.dumps(kinds))
     monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path / "kernels"))
     monkeypatch.setattr(runner, "ROOT", record.ROOT)
-    stage = Stage("first", 600, 1, 40.0, 2, 4)
-    names = [name for each in zip(kinds, others, strict=True) for name in each]
-    found = {entry.name: entry for entry in runner.run(stage, names, time.monotonic(), options(tmp_path))}
-    assert sorted(found) == sorted(names)
+    stage = Stage("first", 600, 1, 500.0, 2, 4)
+    found = {e.name: e for e in runner.run(stage, [*kinds, *others], time.monotonic(), options(tmp_path))}
     assert {name for name, entry in found.items() if entry.status == "ok"} == set(others)
-    said = {kind: found[name].text for name, kind in kinds.items()}
-    assert "killed by signal 9" in said["kill"]
-    assert said["hang"].startswith("hangs")
-    assert said["fault"] == "illegal address"
-    assert said["wrong"] == "wrong, 31 times naive"
-    assert found[others[0]].text == "starts 1 kernels"
+    assert [found[name].text for name in kinds] == ["illegal address", "wrong, 31 times naive"]
+
+
+ISOLATED = """
+import ctypes, socket
+opened = ctypes.CDLL.__init__
+def refuse(self, name, *rest, **more):
+    if name and "nvrtc" in str(name): raise OSError("no NVRTC")
+    opened(self, name, *rest, **more)
+def offline(*_, **__): raise OSError("no network")
+ctypes.CDLL.__init__, socket.socket.connect = refuse, offline
+"""
 
 
 @on_stand_in
@@ -371,86 +270,23 @@ def test_a_copy_without_compiler_nvrtc_and_network_runs_from_a_pack_alone(tmp_pa
     without = shutil.ignore_patterns("*.so", "results", "__pycache__", "build", ".git", ".venv")
     for folder in ("perf", "rnnkern", "python_tests", "csrc"):
         shutil.copytree(record.ROOT / folder, copy / folder, ignore=without)
-    made = copy / "build" / "gpu_pack"
-    environment = os.environ | {"RNNKERN_GPU_PACK": str(made)}
     stage = ["--stages", "first", "sanitizer", "--out", str(tmp_path / "out")]
-    done = subprocess.run([sys.executable, "-m", "perf.gpu.pack", *stage], cwd=record.ROOT, env=environment,
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    nothing = tmp_path / "nothing"
-    nothing.mkdir()
-    (copy / "sitecustomize.py").write_text(
-        "import ctypes, socket\nopened = ctypes.CDLL.__init__\n"
-        "def refuse(self, name, *rest, **more):\n"
-        "    if name and 'nvrtc' in str(name):\n        raise OSError('no NVRTC')\n"
-        "    opened(self, name, *rest, **more)\n"
-        "ctypes.CDLL.__init__ = refuse\n"
-        "def offline(*_, **__):\n    raise OSError('no network')\n"
-        "socket.socket.connect = offline\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(copy), "PATH": str(nothing), "CXX": "no-such-compiler"}
-    dry = [sys.executable, "-m", "perf.gpu", "--rehearse", *stage]
-    done = subprocess.run(dry, cwd=copy, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(module, *arguments, folder=record.ROOT, **environment):
+        given = {"cwd": folder, "env": os.environ | environment, "capture_output": True, "text": True}
+        done = subprocess.run([sys.executable, "-m", module, *arguments], **given)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("perf.gpu.pack", *stage, RNNKERN_GPU_PACK=str(copy / "build" / "gpu_pack"))
+    (tmp_path / "nothing").mkdir()
+    (copy / "sitecustomize.py").write_text(ISOLATED)
+    isolated = {"PYTHONPATH": str(copy), "PATH": str(tmp_path / "nothing"), "CXX": "no-such-compiler"}
+    run("perf.gpu", "--rehearse", *stage, folder=copy, **isolated)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert {entry["name"]: entry["status"] for entry in report["entries"]} == {
         name: "ok" for name, _ in (*jobs.first(), *jobs.sanitizer())
     }
     assert "the pack of commit" in report["head"]
-    with tarfile.open(tmp_path / "out" / "results.tar.gz") as tar:
-        assert {"build/gpu/report.txt", "build/gpu/report.json"} <= set(tar.getnames())
-
-
-@pytest.mark.parametrize("fault", ["other sources", "does not load"])
-def test_a_pack_that_does_not_serve_is_left_out(fault, tmp_path, monkeypatch):
-    """The library is then built for this machine alone, if there is none that loads."""
-    ran, loads = [], iter([fault == "other sources", True])
-    monkeypatch.setattr(pack, "FACTS", tmp_path / "facts.json")
-    monkeypatch.setattr(pack, "PACK", tmp_path)
-    monkeypatch.setattr(pack, "KERNELS", tmp_path / "kernels")
-    monkeypatch.setattr(pack, "ROOT", tmp_path)
-    monkeypatch.setattr(pack, "digest", lambda: "these")
-    monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("RNNKERN_COMMIT", "")
-    monkeypatch.setenv("RNNKERN_CONFORMANCE_LIBRARY", "")
-    (tmp_path / "rnnkern").mkdir()
-    (tmp_path / pack.LIBRARY).touch()
-    pack.KERNELS.mkdir()
-    (pack.KERNELS / "kernel").write_text("of another user")
-    if os.geteuid() == 0:
-        os.chown(pack.KERNELS / "kernel", 1234, -1)
-    sources = "other" if fault == "other sources" else "these"
-    pack.FACTS.write_text(json.dumps({"commit": "abc", "csrc": sources, "nvrtc": "13.0"}))
-
-    def run(command, **_):
-        ran.append(command)
-        return subprocess.CompletedProcess(command, not next(loads), "", "undefined symbol")
-
-    monkeypatch.setattr(pack.subprocess, "run", run)
-    if fault == "other sources":
-        assert pack.unpack() == "the pack is left out, because csrc has changed since"
-        assert not pack.FACTS.exists()
-        assert len(ran) == 1
-    else:
-        assert pack.unpack() == "the pack of commit abc, whose library does not load: undefined symbol; built here"
-        assert ran[1][1:] == ["setup.py", "-q", "build_ext", "--inplace"]
-        assert (pack.KERNELS / "kernel").read_text() == "of another user"
-        assert (pack.KERNELS / "kernel").stat().st_uid == os.geteuid(), "it would not be loaded"
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is absent")
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [([], ""), (["AGAIN=report.json", "OUT=some folder"], " --again 'report.json' --out 'some folder'"),
-     (["DRY=1"], " --rehearse")],
-    ids=str,
-)  # fmt: skip
-def test_make_uses_the_python_that_is_there(given, wanted):
-    done = subprocess.run(
-        ["make", "-n", "--no-print-directory", "gpu", "PYTHON=python9", *given],
-        cwd=record.ROOT, env=os.environ | {"MAKEFLAGS": ""}, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    assert " ".join(done.stdout.replace("\\\n", "").split()) == f"python9 -m perf.gpu{wanted}"
 
 
 def test_without_a_gpu_it_says_what_it_needs(monkeypatch):

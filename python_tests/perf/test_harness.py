@@ -1,3 +1,5 @@
+"""What may be timed: only right results, until ratios are steady, and whatever else fails."""
+
 import contextlib
 import itertools
 import time
@@ -32,19 +34,10 @@ def case(name: str = "a", *, ours: float = 0.0, peer: float = 0.0, wrong_seeds=r
 @pytest.mark.parametrize(
     ("errors", "named"), [({"ours": 1e-5}, "a .*rnnkern, forward: y"), ({"peer": 0.1}, "a .*peer, forward: y")]
 )
-def test_no_speed_for_a_wrong_result(errors, named, tmp_path, capsys):
+def test_no_speed_for_a_wrong_result(errors, named, tmp_path):
     path = tmp_path / "test.csv"
-    with pytest.raises(WrongResult, match=named):
-        harness.run([case(**errors)], path, CPU, "test", EFFORT)
-    assert not path.exists()
-    assert capsys.readouterr().out == ""
-
-
-def test_right_cases_are_kept_beside_a_wrong_one(tmp_path):
-    path = tmp_path / "test.csv"
-    with pytest.raises(WrongResult) as raised:
-        harness.run([case("bad", ours=1.0), case("good")], path, CPU, "test", EFFORT)
-    assert "bad" in str(raised.value)
+    with pytest.raises(WrongResult, match=named) as raised:
+        harness.run([case(**errors), case("good")], path, CPU, "test", EFFORT)
     assert "good" not in str(raised.value)
     assert {row["cell"] for row in record.read(path)} == {"good"}
 
@@ -59,18 +52,6 @@ def test_only_a_kink_excuses_one_wrong_draw(kinked, wrong_seeds, refused):
         assert harness.measure(drawn, CPU, EFFORT)
 
 
-@pytest.mark.parametrize(("factors", "refused"), [({}, True), ({"other": 8.0}, True), ({"y": 8.0}, False)])
-def test_a_problem_may_allow_one_result_a_larger_error(factors, refused):
-    drawn = case(ours=4e-6)  # 17 roundings of the largest element; 4 * 3 are allowed
-    drawn = drawn._replace(build=lambda seed, build=drawn.build: build(seed)._replace(factors=factors))
-    with pytest.raises(WrongResult) if refused else contextlib.nullcontext():
-        assert harness.measure(drawn, CPU, EFFORT)
-
-
-def test_a_peer_may_round_as_it_likes():
-    assert harness.measure(case(peer=1e-5), CPU, EFFORT)
-
-
 def test_rows_say_what_was_measured(tmp_path):
     path = tmp_path / "test.csv"
     ours, peer = harness.run([case()], path, CPU, "python -m test", EFFORT)
@@ -82,29 +63,11 @@ def test_rows_say_what_was_measured(tmp_path):
     assert list(record.read(path)[0]) == list(ours)
 
 
-def test_calls_take_turns_whose_first_call_is_dropped(monkeypatch):
-    order, now = [], itertools.count()
-    calls = {name: lambda name=name: order.append(name) for name in "ab"}
-    monkeypatch.setattr(time, "perf_counter", lambda: order.append("|") or float(next(now)))
-    times = harness.interleave(calls, CPU, Effort(0.0, 3, 3, block=0.0))
-    warm, turns = order[:8], "".join(order[8:])
-    assert "".join(warm) == "a|a|b|b|"
-    assert turns == "a|a|b|b|" + "b|b|a|a|" + "a|a|b|b|"
-    assert times == {"a": [1.0] * 3, "b": [1.0] * 3}
-
-
-@pytest.mark.parametrize(
-    ("found", "steady"),
-    [
-        ([2.0] * 14, False),
-        ([2.0] * 15, True),
-        ([2.0] * 10 + [9.0] * 3 + [0.1] * 2, True),  # only the quartiles count
-        ([2.0] * 10 + [2.3] * 5, False),
-        ([2.0] * 10 + [1.7] * 5, False),
-    ],
-)
-def test_a_ratio_is_steady(found, steady):
-    assert harness.steady(found) == steady
+def test_a_ratio_is_steady():
+    assert not harness.steady([2.0] * 14)
+    assert harness.steady([2.0] * 10 + [9.0] * 3 + [0.1] * 2)  # only the quartiles count
+    assert not harness.steady([2.0] * 10 + [2.3] * 5)
+    assert not harness.steady([2.0] * 10 + [1.7] * 5)
 
 
 @pytest.mark.parametrize("settles", [True, False])
@@ -126,74 +89,6 @@ def test_measuring_goes_on_until_ratios_are_steady_or_gives_up(settles, monkeypa
     assert 15 < peer["rounds"] < 40 if settles else peer["rounds"] == 40
 
 
-def test_rounds_fill_the_time():
-    calls = {"a": lambda: None}
-    assert len(harness.interleave(calls, CPU, Effort(60.0, 3, 11))["a"]) == 11
-
-
-def test_a_turn_is_the_median_of_the_calls_that_fill_it(monkeypatch):
-    now, taken = 0.0, itertools.cycle([1.0, 1.0, 9.0, 2.0, 2.0, 2.0])  # two warm-up calls, then one not timed
-
-    def call():
-        nonlocal now
-        now += next(taken)
-
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-    (times,) = harness.interleave({"a": call}, CPU, Effort(0.0, 1, 1, block=3.0)).values()
-    assert times == [2.0]
-
-
-def test_other_work_of_the_same_size_is_timed_and_not_compared():
-    right = case()
-    other = right._replace(
-        build=lambda seed: right.build(seed)._replace(unlike={"forward": {"other": lambda: {"z": TRUTH}}})
-    )
-    assert [row["provider"] for row in harness.measure(other, CPU, EFFORT)] == [OURS, "peer", "other"]
-
-
-def test_the_baseline_is_at_least_what_memory_moves():
-    right = case()
-    slow = right._replace(build=lambda seed: right.build(seed)._replace(moving={"forward": 3.0}))
-    assert {row["baseline_ms"] for row in harness.measure(slow, CPU, EFFORT)} == {3000.0}
-
-
-def test_a_provider_has_its_own_columns():
-    right = case()
-    more = right._replace(build=lambda seed: right.build(seed)._replace(columns=lambda name: {"kernel": name[:3]}))
-    assert [row["kernel"] for row in harness.measure(more, CPU, EFFORT)] == ["rnn", "pee"]
-
-
-def test_values_are_compared_as_they_are_viewed():
-    right = case()
-
-    def build(seed: int) -> Problem:
-        problem = right.build(seed)
-        problem.calls["forward"]["peer"] = lambda: {"y": TRUTH.float().view(2, 50)}
-        return problem._replace(views={"peer": lambda values: {name: y.flatten() for name, y in values.items()}})
-
-    assert harness.measure(right._replace(build=build), CPU, EFFORT)
-
-
-def test_what_proves_a_case_may_be_another_problem():
-    wrong, right = case(ours=1.0), case()
-    assert harness.measure(wrong._replace(proof=right.build), CPU, EFFORT)
-    with pytest.raises(WrongResult):
-        harness.measure(right._replace(proof=wrong.build), CPU, EFFORT)
-
-
-def test_elements_are_drawn_evenly():
-    drawn = harness.thinned(torch.arange(harness.JUDGED * 6).view(6, -1))
-    assert drawn.unique(return_counts=True)[1].max() == 1
-    assert (drawn[1] - drawn[0]) % 2 == 1
-    assert harness.JUDGED / 2 < len(drawn) <= harness.JUDGED
-    assert len(harness.thinned(TRUTH)) == len(TRUTH)
-
-
-def test_a_peer_of_another_shape_is_wrong():
-    with pytest.raises(AssertionError, match="y: shape"):
-        harness.assert_same(TRUTH[:1], TRUTH, TRUTH, "y")
-
-
 def test_cases_without_time_are_named(tmp_path, capsys):
     outcome = harness.attempt([case("a"), case("b")], tmp_path / "a.csv", CPU, "test", EFFORT, time.monotonic() - 1)
     assert not outcome.rows
@@ -202,16 +97,8 @@ def test_cases_without_time_are_named(tmp_path, capsys):
     assert "left out, the time was up: test dense a 100 float32; test dense b 100 float32" in capsys.readouterr().out
 
 
-def test_a_case_is_timed_when_it_is_its_turn(tmp_path):
-    order = []
-    turns = case()
-    watched = turns._replace(build=lambda seed: order.append("built") or turns.build(seed))
-    harness.attempt([watched], tmp_path / "a.csv", CPU, "test", EFFORT, turn=lambda: order.append("turn"))
-    assert order == ["built", "turn"]
-
-
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_failed_call_on_a_gpu_ends_the_run_only_with_the_device(lost, monkeypatch, tmp_path):
+def test_a_failed_call_on_a_gpu_ends_the_run_only_with_the_device(lost, monkeypatch):
     def synchronize(device):
         if lost:
             raise RuntimeError("the device is lost")
@@ -231,13 +118,3 @@ def test_a_failed_call_on_a_gpu_ends_the_run_only_with_the_device(lost, monkeypa
         outcome = harness.attempt(todo, None, gpu, "test", EFFORT)
         assert outcome.refused == ["test dense bad 100 float32: RuntimeError: no such launch"]
         assert outcome.rows == [{"cell": "good"}]
-    with pytest.raises(RuntimeError, match="no such launch"):
-        harness.attempt(todo, None, CPU, "test", EFFORT)
-
-
-def test_a_copy_moves_bytes():
-    assert 1e8 < harness.copy_rate(CPU) < 1e13
-
-
-def test_quantiles():
-    assert harness.quantiles("ms", [float(k) for k in range(11)]) == {"ms_25": 2.5, "ms_50": 5.0, "ms_75": 7.5}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perf import lyapunov, overhead, record, recurrence, speed_tables, tables
+from perf import record, recurrence, speed_tables, tables
 
 FACTS = {"device": "a processor", "threads": "2", "simd": "avx2", "torch": "2.13.0", "commit": "abc", "date": "2026"}
 
@@ -40,91 +40,19 @@ def test_rows_of_an_older_commit_are_not_published():
     assert [found["ratio_50"] for found in speed_tables.publishable(rows)] == ["4.0"]
 
 
-def test_two_processors_cannot_share_a_caption():
-    with pytest.raises(ValueError, match="too many values"):
-        text("docs/benchmarks.md", "dense", row("torch.nn"), row("torch.nn", cell="lstm", device="another"))
-
-
-def test_the_smaller_ratio_of_packed_input_stands_first():
-    rows = [row("torch.nn", 8.0, case="packed"), row(recurrence.PADDED, 1.5, case="packed")]
-    alone = row("torch.nn", 9.0, case="packed", cell="lstm")
-    found = text("docs/benchmarks.md", "packed", *rows, alone)
-    assert "| `gru` | 5, 4, 3 | forward and backward | 1.50 | 8.00 | 1.50 |" in found
-    assert "lstm" not in found  # one of its forms is missing
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "wanted"),
-    [
-        ("gemm", [row("torch.nn", over_baseline=2.5)], "| `gru`, torch.nn | 2.50 |"),
-        ("stacks", [row("torch.nn", 0.9, case="dense, 2 layers")], "| 2 layers | forward and backward | **0.90** |"),
-        (
-            "recomputed",
-            [row("rnnkern"), row("torch.nn", peak_bytes=2e6), row(recurrence.RECOMPUTED, 1.25, peak_bytes=123_456_789)],
-            "| `gru` | 5, 4, 3 | 1.25 | 123 | 1.5 | 2 |",
-        ),
-        ("compiled", [row(recurrence.COMPILED, 0.8)], "| `gru` | 5, 4, 3 | dense | forward and backward | **0.80** |"),
-        (
-            "inference",
-            [row("torch.nn", 2.0, case="inference", direction="forward")],
-            "| 5, 4, 3 | inference | forward | 2.00 |",
-        ),
-        (
-            "calls",
-            [row(who, 0.5, case=overhead.CALL) for who in ("rnnkern", recurrence.OPERATOR, "torch.nn")],
-            "| forward and backward | 2500 | 2500 | 2500 | **0.50** |",
-        ),
-        (
-            "steps",
-            [row("rnnkern", case=overhead.STEPS), row("torch.nn GRUCell", 0.75, case=overhead.STEPS, ms_50=0.5)],
-            "| `gru` | 3 | torch.nn GRUCell | 500 | 100 | **0.75** |",
-        ),
-        (
-            "operators",
-            [row("rnnkern", op="sab", baseline="copy"), row("PyTorch", 4.0, op="sab")],
-            "| sab, gru, dense | 5, 4, 3 | forward+backward | PyTorch | 4.00 | 2.5 | 3.00 copy |",
-        ),
-    ],
-)
-def test_each_table(name, rows, wanted):
-    assert wanted in text("docs/benchmarks.md", name, *rows)
-
-
-def test_tangents_have_a_table_for_each_number_of_threads():
-    rows = [
-        row(
-            provider,
-            ratio,
-            op="recurrence_tangent",
-            case="every 0",
-            shape="9x1x8x4",
-            threads=threads,
-            over_baseline=1.5,
-        )
-        for threads, ratios in (("1", (1.0, 3.0)), ("2", (1.0, 0.5)))
-        for provider, ratio in zip(("rnnkern", lyapunov.LOOP), ratios, strict=True)
-    ]
-    found = tables.of_tangents(rows)
-    assert "| every 0 | 9, 1, 8, 4 | 2.5 | 1.50 | 3.00 |" in found
-    assert "| every 0 | 9, 1, 8, 4 | 2.5 | 1.50 | **0.50** |" in found
-    assert found.count("threads, avx2") == 2
-    assert tables.of_tangents([row("rnnkern", steady=False)]) == tables.NOTHING
+def test_memory_stands_beside_the_speed():
+    rows = [row("rnnkern"), row("torch.nn", peak_bytes=2e6), row(recurrence.RECOMPUTED, 1.25, peak_bytes=123_456_789)]
+    assert "| `gru` | 5, 4, 3 | 1.25 | 123 | 1.5 | 2 |" in text("docs/benchmarks.md", "recomputed", *rows)
 
 
 def test_claims_are_those_of_the_rows():
     rows = [row("torch.nn", 3.0), row("torch.nn", 0.8, shape="9x9x9"), row("torch.nn", 2.0, direction="forward")]
-    rows += [
-        row("torch.nn", 8.0, case="packed"),
-        row(recurrence.PADDED, 4.0, case="packed"),
-        row("rnnkern"),
-        row(recurrence.RECOMPUTED, 0.5),
-    ]
-    lines = text("README.md", "claims", *rows).splitlines()
-    assert lines[0] == "- One layer, `gru` over torch.nn: forward and backward **0.80** to 3.00, forward 2.00"
-    assert (
-        lines[1] == "- Packed input, over the faster of `torch.nn`'s packed and padded forms: forward and backward 4.00"
-    )
-    assert lines[2] == "- Slower than the peer in 1 of 5 figures"
+    rows += [row("torch.nn", 8.0, case="packed"), row(recurrence.PADDED, 4.0, case="packed")]
+    rows += [row("rnnkern"), row(recurrence.RECOMPUTED, 0.5)]
+    found = text("README.md", "claims", *rows)
+    assert "`gru` over torch.nn: forward and backward **0.80** to 3.00, forward 2.00" in found
+    assert "packed and padded forms: forward and backward 4.00" in found
+    assert "Slower than the peer in 1 of 5 figures" in found
 
 
 def test_pages_have_what_is_between_the_marks_alone(tmp_path):
