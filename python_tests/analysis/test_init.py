@@ -79,34 +79,6 @@ def test_chosen_layers_in_both_directions():
     assert not cell.bias_hh.any()
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: gate_variance_(torch.nn.Linear(2, 2), GRU), "`module` must be an LSTM, GRU or RNN, got Linear"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), LSTM), "`gains` of gru must be among h, z, r, got 'f'"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), {"h": 1.0}), "must contain h, z, r; 'z' is missing"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), {"h": -1.0, "z": 1.0, "r": 1.0}), "must not be negative"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), GRU, {"f": 1.0}), "`biases` of gru must be among h, z, r, got"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), GRU, None, {"z": -1.0}), r"`variances\['z'\]` must not be neg"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), GRU, layers=[1]), "`layers` must be between 0 and 0, got 1"),
-        (
-            lambda: gate_variance_(rnnkern.nn.GRU(1, 2, bias=False), GRU, {"z": 1.0}),
-            "biases and variances must be 0 for a module with bias=False",
-        ),
-        (
-            lambda: gate_variance_(rnnkern.parametrizations.orthogonal(rnnkern.nn.RNN(1, 2), "weight_hh_l0"), Gains(1)),
-            "weight_hh_l0 must not be parametrized",
-        ),
-        (lambda: describe_initialisation(rnnkern.nn.GRU(1, 2), layer=1), "`layer` must be between 0 and 0, got 1"),
-        (lambda: describe_initialisation(torch.nn.Linear(1, 2)), "`module` must run one of the cells"),
-        (lambda: describe_initialisation(rnnkern.nn.RNN(1, 2, nonlinearity="relu")), "got relu"),
-    ],
-)
-def test_wrong_arguments_raise_and_change_nothing(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 # ---- describe_initialisation
 
 

@@ -13,10 +13,7 @@ from rnnkern.parametrizations import orthogonal, spectral_margin, unitary
 HOUSEHOLDER, GIVENS = {"orthogonal_map": "householder"}, {"orthogonal_map": "givens", "init": "uniform"}
 NEEDS_INIT = r"`init` must be 'uniform' .* cannot keep the existing matrix\), got None"
 ORTHOGONAL = [
-    (
-        {"orthogonal_map": "log"},
-        r"orthogonal: `orthogonal_map` must be one of \('exp', 'cayley', 'scaled_cayley', .*\), got 'log'",
-    ),
+    ({"orthogonal_map": "log"}, r"orthogonal: `orthogonal_map` must be one of \('exp', 'cayley', .*\), got 'log'"),
     ({"init": "eye"}, "`init` must be one of .*, got 'eye'"),
     ({"base": "moving"}, "`base` must be one of .*, got 'moving'"),
     ({"rebase_every": 0}, "`rebase_every` must be a positive integer, got 0"),
