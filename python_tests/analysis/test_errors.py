@@ -58,28 +58,23 @@ def test_the_call_that_is_changed_is_right(function):
     getattr(analysis, function)(**CALLS[function])
 
 
+def step(x):
+    """Arguments of the Jacobian with one dtype."""
+    return {"cell": "modrelu", "u": x, "R": x, "state": (x,), "params": (torch.zeros(3),)}
+
+
 def case(function, message, error=ValueError, **changed):
     return pytest.param(function, message, error, changed, id=f"{function}-{message}")
 
 
-MATRIX = r"`W` must be \(..., N, N\), got \(2, 3\)"
-OF_MATRICES = (
-    "commutator",
-    "henrici_departure",
-    "schur_parts",
-    "transient_norms",
-    "fisher_memory_curve",
-    "spatial_fisher",
-)
-OF_LAYERS = ("gradient_norms", "lyapunov_spectrum")
+OF_MATRICES = [name for name, call in CALLS.items() if "W" in call]
+OF_LAYERS = [name for name, call in CALLS.items() if "module" in call and "x" in call]
+LINEAR = torch.nn.Linear(2, 2)
 CASES = [
     *(case(name, r"`W` must be \(..., N, N\), got \(2, 3\)", W=torch.ones(2, 3)) for name in OF_MATRICES),
     *(case(name, "`W` must be finite", W=torch.full((3, 3), math.nan)) for name in OF_MATRICES),
     *(case(name, "`W` must have one of the dtypes", TypeError, W=torch.ones(3, 3).long()) for name in OF_MATRICES),
-    *(
-        case(name, "must be an RNN, LSTM or GRU of torch.nn.*got Lin", module=torch.nn.Linear(2, 2))
-        for name in OF_LAYERS
-    ),
+    *(case(name, "must be an RNN, LSTM or GRU of torch.nn.*got Linear", module=LINEAR) for name in OF_LAYERS),
     *(case(name, "must be float32 or float64, got", TypeError, module=RNN(2, 3).bfloat16()) for name in OF_LAYERS),
     *(case(name, r"`x` must be \(T, B, I\) with I = ., got \(4, 2\)", x=torch.zeros(4, 2)) for name in OF_LAYERS),
     *(case(name, "`x` must have dtype torch.float32", TypeError, x=X.double(), module=RNN(2, 3)) for name in OF_LAYERS),
@@ -113,33 +108,10 @@ CASES = [
     case("gradient_norms", r"`loss` must return a scalar .* got shape \(4, 1, 4\)", loss=lambda y: y),
     case("gradient_norms", "`loss` must return a scalar .*, a constant", loss=lambda y: y.detach().sum()),
     case("gradient_norms", "`loss` must return a scalar that depends on the output, got float", loss=lambda y: 1.0),
-    *(
-        case(name, "`W` must have a weight in Schur form, as NonNormalRNN, got RNN", W=RNN(2, 3))
-        for name in ("henrici_departure", "schur_parts")
-    ),
-    *(
-        case(name, r"`name` must be one of \['weight_hh_l0', 'weight_hh_l1'\], got None", W=TWO)
-        for name in ("henrici_departure", "schur_parts")
-    ),
+    case("henrici_departure", "`W` must have a weight in Schur form, as NonNormalRNN, got RNN", W=RNN(2, 3)),
     case("henrici_departure", r"`name` must be one of .*, got 'weight'", W=TWO, name="weight"),
-    case(
-        "jacobian",
-        r"`u` must be float32 or float64, got torch\.bfloat16",
-        TypeError,
-        u=W.bfloat16(),
-        R=W.bfloat16(),
-        state=(W.bfloat16(),),
-    ),
-    case(
-        "jacobian",
-        r"`u` must be float32 or float64, got torch\.complex64",
-        TypeError,
-        cell="modrelu",
-        u=W.cfloat(),
-        R=W.cfloat(),
-        state=(W.cfloat(),),
-        params=(torch.zeros(3),),
-    ),
+    case("jacobian", r"`u` must be float32 or float64, got torch\.bfloat16", TypeError, **step(W.bfloat16())),
+    case("jacobian", r"`u` must be float32 or float64, got torch\.complex64", TypeError, **step(W.cfloat())),
     case("jacobian", r"`u` must be \(B, G\*H\), got \(1, 3, 3\)", u=W[None]),
     case("jacobian", "`cell` must be one of", cell="tan"),
     case("jacobian", r"`state\[0\]` must be \(B, H\)", state=(W,)),
@@ -176,6 +148,7 @@ CASES = [
     case("perturbation_error", "`names` must be among .* got 'W'", names=["W"]),
     case("pinching_rate", "`C_h` must be positive, got 0", C_h=0.0),
     case("pinching_rate", "`rho` must be between 1 and 1.41421, got 1.5", rho=1.5),
+    case("schur_parts", r"`name` must be one of \['weight_hh_l0', 'weight_hh_l1'\], got None", W=TWO),
     case("schur_parts", r"`W` must be \(n, n\), got \(2, 3, 3\)", W=torch.zeros(2, 3, 3)),
     case("schur_parts", "`W` must have one of the dtypes", TypeError, W=EYE.cfloat()),
     case("shaping", "`C_h` must not be negative, got -1.0", C_h=-1.0),

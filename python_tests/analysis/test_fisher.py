@@ -112,25 +112,6 @@ def test_the_quadratic_form_is_the_sum_of_the_curve_and_its_eigenvectors_are_the
         assert total(v) == pytest.approx((v @ J @ v).item(), rel=1e-10)
 
 
-# ---- bounds
-
-
-def test_the_curve_is_at_most_that_of_the_matched_delay_line_which_attains_the_bound():
-    for seed in range(50):
-        size = 3 + seed % 10
-        W = with_radius(drawn(size, size, seed=seed), 0.3 + 0.6 * (seed % 7) / 6)
-        v = drawn(size, seed=1000 + seed)
-        v, signals = v / v.norm(), []
-        for _ in range(size):
-            signals.append(v)
-            v = W @ v
-        A = torch.stack(signals).square().sum(1)  # A_m = |W^m v|^2
-        bound = 1 / (1 / A).cumsum(0)
-        assert (fisher_memory_curve(W, signals[0], size) <= bound * (1 + 1e-12)).all()
-        line = torch.diag((A[1:] / A[:-1]).sqrt(), -1)
-        torch.testing.assert_close(fisher_memory_curve(line, unit(size), size), bound, rtol=1e-12, atol=0)
-
-
 def test_of_a_zero_matrix_only_the_newest_signal_is_known():
     W = torch.zeros(3, 3)
     assert fisher_memory_curve(W, torch.ones(3), 0).shape == (0,)

@@ -119,28 +119,11 @@ def test_many_points_and_units_are_evaluated_in_chunks():
 
 
 def facts(network, gains):
-    """The share of eigenvalues outside of the support, its edge, and the largest real part and modulus."""
+    """The share of eigenvalues outside of the support, its edge, and the largest modulus."""
     eigenvalues = network.eigenvalues
     support = spectral_support(network.samples, gains)
     outside = (support.function(eigenvalues - 1) < 0).double().mean().item()
-    return outside, 1 + support.edge(), eigenvalues.real.max().item(), eigenvalues.abs().max().item()
-
-
-EDGES = {
-    # cell, two gains: share outside, edge and largest real part of one network
-    ("gru_reset_before", 1.0, 10.0): (0.010, 1.368, 1.394),
-    ("gru_reset_before", 10.0, 10.0): (0.008, 1.524, 1.518),
-    ("gru_reset_before", 1.0, 1.0): (0.004, 1.070, 1.066),
-    ("gru_reset_before", 10.0, 1.0): (0.008, 1.028, 1.069),
-    ("gru", 1.0, 10.0): (0.016, 1.273, 1.209),
-    ("gru", 10.0, 10.0): (0.012, 1.317, 1.265),
-    ("gru", 1.0, 1.0): (0.014, 1.058, 1.047),
-    ("gru", 10.0, 1.0): (0.014, 1.031, 1.031),
-    ("lstm", 1.0, 1.0): (0.007, 1.046, 1.027),
-    ("lstm", 1.0, 10.0): (0.002, 1.216, 1.155),
-    ("lstm", 10.0, 1.0): (0.010, 1.143, 1.101),
-    ("lstm", 10.0, 10.0): (0.003, 1.313, 1.266),
-}
+    return outside, 1 + support.edge(), eigenvalues.abs().max().item()
 
 
 def gains_of(cell, first, second):
@@ -148,24 +131,22 @@ def gains_of(cell, first, second):
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(("cell", "first", "second"), EDGES)
+@pytest.mark.parametrize(("first", "second"), [(1.0, 10.0), (10.0, 10.0), (1.0, 1.0), (10.0, 1.0)])
+@pytest.mark.parametrize("cell", ["gru_reset_before", "gru", "lstm"])
 def test_eigenvalues_of_networks_lie_in_the_support(cell, first, second):
-    """The mean of eight networks of 500 units, of LSTMs 300: at most .025 outside, the edge within .06 of the spectral
-    radius, and both within .12 of those of another network. Single networks, which differ between processors too, are
-    up to .2 apart."""
+    """The mean of eight networks of 500 units, of LSTMs 300: at most .025 outside, and the edge within .06 of the
+    spectral radius. Single networks, which differ between processors too, are up to .2 apart."""
     gains = gains_of(cell, first, second)
     found = [facts(steady(cell, gains, 300 if cell == "lstm" else 500, seed), gains) for seed in range(8)]
-    outside, edge, real, radius = torch.tensor(found).mean(0).tolist()
+    outside, edge, radius = torch.tensor(found).mean(0).tolist()
     assert outside <= 0.025
     assert abs(edge - radius) < 0.06
-    assert abs(edge - EDGES[cell, first, second][1]) < 0.12
-    assert abs(real - EDGES[cell, first, second][2]) < 0.12
 
 
 def test_a_small_network_of_each_cell_lies_in_its_support():
     """200 units, of LSTMs 100: the same with at most .05 outside."""
     for cell, gains in CELLS.items():
-        outside, edge, _, radius = facts(steady(cell, gains, 100 if cell == "lstm" else 200, 0, 100), gains)
+        outside, edge, radius = facts(steady(cell, gains, 100 if cell == "lstm" else 200, 0, 100), gains)
         assert outside <= 0.05
         assert abs(edge - radius) < 0.2
 
