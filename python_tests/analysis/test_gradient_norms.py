@@ -47,23 +47,6 @@ def test_a_layer_below_sees_the_gradient_through_the_layers_above():
     loss = lambda y: y.sin().sum()  # noqa: E731
     wanted = by_a_loop("gru", lower, x, lambda h: loss(upper(h)[0]))
     torch.testing.assert_close(gradient_norms(rnn, x, loss, layer=0), wanted, rtol=1e-12, atol=0)
-    with torch.no_grad():
-        below = lower(x)[0]
-    torch.testing.assert_close(gradient_norms(rnn, x, loss), by_a_loop("gru", upper, below, loss), rtol=1e-12, atol=0)
-
-
-def test_the_reverse_direction_has_its_gradients_at_its_own_steps():
-    """The loss reads the first output of the reverse direction, which is its last step."""
-    torch.manual_seed(2)
-    rnn, x = rnnkern.nn.RNN(3, 4, bidirectional=True, batch_first=True, dtype=F64), torch.randn(2, 6, 3, dtype=F64)
-    reverse = rnnkern.nn.RNN(3, 4, dtype=F64)
-    with torch.no_grad():
-        for name, p in reverse.named_parameters():
-            p.copy_(getattr(rnn, f"{name}_reverse"))
-    found = gradient_norms(rnn, x, lambda y: y[:, 0, 4:].sum(), direction=1)
-    wanted = by_a_loop("tanh", reverse, x.transpose(0, 1).flip(0), lambda y: y[-1].sum())
-    torch.testing.assert_close(found, wanted.flip(0), rtol=1e-12, atol=0)
-    assert not gradient_norms(rnn, x, lambda y: y[:, 0, 4:].sum()).any()
 
 
 def test_it_reads_a_module_of_torch_and_an_initial_state():

@@ -1,4 +1,4 @@
-"""Jacobians of a step of every cell, compared with automatic differentiation and tangents along unit vectors."""
+"""Jacobians of a step of every cell, compared with automatic differentiation."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch
 import rnnkern
 from python_tests.samples import recurrence_sample, takes
 from rnnkern.analysis import jacobian
-from rnnkern.analysis._jacobian import _along_unit_vectors
 from rnnkern.reference import CELLS
 from rnnkern.reference._recurrence import product_of
 
@@ -37,26 +36,10 @@ def by_autograd(cell, u, R, state, bias, params):
 
 
 @pytest.mark.parametrize(("cell", "heads"), CASES)
-def test_it_equals_automatic_differentiation_and_tangents_along_unit_vectors(cell, heads):
+def test_it_equals_automatic_differentiation(cell, heads):
     args, options = arguments(cell, heads=heads)
     found = jacobian(*args, **options)
     torch.testing.assert_close(found, by_autograd(*args, **options), rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(found, _along_unit_vectors(*args, **options), rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_tangents_along_unit_vectors_are_the_product_of_the_steps(cell):
-    torch.manual_seed(1)
-    sample = recurrence_sample(cell, 5, 2, 4)
-    (cell, u, R, state), options = sample.args, {name: sample.kwargs[name] for name in ("bias", "params")}
-    widths = [s.shape[1] for s in state]
-    units = torch.eye(sum(widths), dtype=F64).unsqueeze(1).expand(-1, 2, -1).split(widths, -1)
-    found = rnnkern.ops.recurrence_tangent(cell, u, R, state, units, **options)
-    product = torch.eye(sum(widths), dtype=F64)
-    for t in range(5):
-        product = jacobian(cell, u[t], R, state, **options) @ product
-        state = rnnkern.reference.recurrence(cell, u[t : t + 1], R, state, **options)[1]
-    torch.testing.assert_close(torch.cat(found.tangents, -1).permute(1, 2, 0), product, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(("cell", "u", "params"), [

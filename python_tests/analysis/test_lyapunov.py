@@ -30,17 +30,7 @@ def random_layer(cls, gains, units, seed, **options):
     return rnn, torch.randn(1, 1, units, dtype=F64, generator=generator)
 
 
-def unit_vectors(*widths, batch=1):
-    return torch.eye(sum(widths), dtype=F64).unsqueeze(1).expand(-1, batch, -1).split(widths, -1)
-
-
 # ---- exponents that are known
-
-
-def test_of_a_diagonal_weight_they_are_the_logarithms_of_its_entries():
-    entries = torch.tensor([0.9, -1.5, 0.3, 1.0], dtype=F64)
-    found = lyapunov_spectrum(elman(entries.diag()), steps=100, tangents=unit_vectors(4))
-    torch.testing.assert_close(found.exponents[0], entries.abs().log(), rtol=0, atol=1e-12)
 
 
 def test_of_an_orthogonal_weight_they_are_zero():
@@ -135,42 +125,6 @@ def test_sequences_of_a_batch_do_not_influence_each_other():
     together = lyapunov_spectrum(rnn, x, every=1).exponents
     alone = torch.cat([lyapunov_spectrum(rnn, x[b : b + 1], every=1).exponents for b in range(3)])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
-
-
-def test_the_exponents_of_a_stack_are_those_of_its_layers():
-    """Of the whole state of both layers, by dense Jacobians."""
-    torch.manual_seed(6)
-    rnn, x = rnnkern.nn.RNN(2, 3, num_layers=2, dtype=F64), torch.randn(10, 1, 2, dtype=F64)
-    layers = [lyapunov_spectrum(rnn, x, every=1, layer=layer, tangents=unit_vectors(3)) for layer in (0, 1)]
-
-    def step(h, x):
-        return rnn(x[None], h.view(2, 1, 3))[1].flatten()
-
-    h, Q, logs = torch.zeros(6, dtype=F64), torch.eye(6, dtype=F64), torch.zeros(6, dtype=F64)
-    Q = Q[:, [3, 4, 5, 0, 1, 2]]  # layer 1 first: it does not change layer 0
-    for row in x:
-        Q, R = torch.linalg.qr(torch.func.jacrev(step)(h, row) @ Q)
-        h, logs = step(h, row).detach(), logs + R.diagonal().abs().log()
-    wanted = logs / len(x)
-    torch.testing.assert_close(layers[1].exponents[0], wanted[:3], rtol=1e-8, atol=0)
-    torch.testing.assert_close(layers[0].exponents[0], wanted[3:], rtol=1e-8, atol=0)
-
-
-def test_directions_of_a_bidirectional_layer():
-    torch.manual_seed(7)
-    rnn, x = rnnkern.nn.GRU(2, 3, num_layers=2, bidirectional=True, dtype=F64), torch.randn(20, 1, 2, dtype=F64)
-    found = lyapunov_spectrum(rnn, x, every=1, layer=1, direction=1).exponents
-    output = rnn(x)[0].detach()
-    assert output.shape == (20, 1, 6)
-    reverse = rnnkern.nn.GRU(6, 3, dtype=F64)
-    with torch.no_grad():
-        below = rnnkern.nn.GRU(2, 3, bidirectional=True, dtype=F64)
-        for name, p in below.named_parameters():
-            p.copy_(getattr(rnn, name))
-        for name, p in reverse.named_parameters():
-            p.copy_(getattr(rnn, f"{name[:-1]}1_reverse"))
-        wanted = lyapunov_spectrum(reverse, below(x)[0].flip(0), every=1).exponents
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
 def test_it_reads_the_modules_of_torch_in_either_precision():

@@ -41,21 +41,6 @@ def test_of_a_linear_network_in_continuous_time_all_are_the_exponential(kind):
     torch.testing.assert_close(found, wanted[:, 0].abs().detach(), rtol=0, atol=1e-8)
 
 
-def test_the_memory_of_a_tanh_network_falls_by_its_slowest_eigenvalue():
-    """The slope of the logarithm of the memory for t in [25, 40] equals max Re lambda(W) within 3 %: of a symmetric W,
-    where input and readout weigh all eigenvectors equally."""
-    dt, eigenvalues = 0.02, torch.cat([torch.linspace(-2.0, -0.8, 15, dtype=F64), torch.tensor([-0.528], dtype=F64)])
-    rnn = ContinuousRNN(1, 16, dt=dt, bias=False, dtype=F64)
-    V, _ = torch.linalg.qr(torch.randn(16, 16, dtype=F64))
-    rnn.weight_hh_l0 = (V * eigenvalues) @ V.T
-    rnn.weight_ih_l0.data = V.sum(1, keepdim=True)
-    model = Readout(rnn, V.sum(1, keepdim=True))
-    for kind in KINDS:
-        memory = memory_function(model, kind, steps=2001, dt=dt)
-        slope = (memory[2000].log() - memory[1250].log()) / 15
-        assert abs(slope / eigenvalues.max() - 1) < 0.03, kind
-
-
 def responses(rnn, inputs):
     """The norm of the change of the output in each of 7 steps with a constant input, without that of the biases."""
     y = rnn(inputs.unsqueeze(1).expand(-1, 7, 2))[0] - rnn(torch.zeros(1, 7, 2))[0]

@@ -38,17 +38,6 @@ def test_the_share_of_slow_modes():
     torch.testing.assert_close(slow_fraction(torch.linalg.eigvals(J)), slow_fraction(J))
 
 
-def test_closed_update_gates_give_exact_modes_of_1():
-    """With z in {0, 1}, the eigenvalue 1 has multiplicity #{z = 1}, and its left eigenvectors vanish where z = 0."""
-    size, opened = 30, 11
-    z = (torch.arange(size) < opened).double()
-    J = z.diag() + (1 - z)[:, None] * drawn(size, size) / size**0.5 * 0.9
-    assert slow_fraction(J, 1e-6).item() == pytest.approx(opened / size)
-    left = torch.linalg.svd(J.T - torch.eye(size, dtype=F64)).Vh[-opened:]
-    assert (J.T @ left.T - left.T).abs().max() < 1e-13
-    assert left[:, opened:].abs().max() < 1e-13
-
-
 def test_the_expected_share_is_a_probability_of_the_pre_activation():
     """Equation 111 with a bias: P(exp(-zeta) < r) of a normal zeta."""
     assert expected_slow_fraction(0.35, Gains(3.0, 10.0, 0.0)) == pytest.approx(
@@ -86,12 +75,6 @@ def test_participation():
 
 
 # ---- singular values of powers
-
-
-def test_the_digits_of_a_constant_gate():
-    assert agrees(constant_gate(0.5, 1.2, 1), "0.61")
-    assert constant_gate(0.5, 1.2, 10) == pytest.approx(1.1905557530607918, rel=2e-15)
-    assert agrees(constant_gate(1 / (1 + math.exp(-1)), 1.5, 25), "64.456351")
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 60])
