@@ -1,6 +1,7 @@
 """A weight is computed once per optimizer step, and all users get the value and the gradients of the equation."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -85,28 +86,19 @@ def retained(weight):
     loss.backward()
 
 
-def within_inference(weight):
-    with torch.inference_mode():
+def after(mode, weight):
+    with mode():
         weight()
     sum(losses(weight())).backward()
 
 
-def after_no_grad(weight):
-    with torch.no_grad():
-        weight()
-    sum(losses(weight())).backward()
-
-
-def checkpointed(weight):
-    loss = sum(losses(weight()))
+def checkpointed(before, weight):
+    """With another loss before the backward pass that runs the checkpoint again, or after it."""
+    loss = sum(losses(weight())) if before else 0
     again = checkpoint(lambda x: sum(losses(weight())) + x, torch.zeros((), requires_grad=True), use_reentrant=False)
     (loss + again).backward()
-
-
-def checkpointed_first(weight):
-    again = checkpoint(lambda x: sum(losses(weight())) + x, torch.zeros((), requires_grad=True), use_reentrant=False)
-    again.backward()
-    sum(losses(weight())).backward()
+    if not before:
+        sum(losses(weight())).backward()
 
 
 def saved_elsewhere(weight):
@@ -114,18 +106,25 @@ def saved_elsewhere(weight):
         sum(losses(weight())).backward()
 
 
-RUNS = [two_pairs, two_backwards, retained, within_inference, after_no_grad]
-RUNS += [checkpointed, checkpointed_first, saved_elsewhere]
+RUNS = {
+    "two pairs": two_pairs,
+    "two backward passes": two_backwards,
+    "a retained graph": retained,
+    "after inference_mode": partial(after, torch.inference_mode),
+    "after no_grad": partial(after, torch.no_grad),
+    "a checkpoint": partial(checkpointed, True),
+    "a checkpoint first": partial(checkpointed, False),
+    "saved elsewhere": saved_elsewhere,
+}
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+@pytest.mark.parametrize("run", RUNS)
 def test_gradients_are_the_equation_s(run, linear, computed):
-    linear.requires_grad_(True)
     linear.bias = None
-    wanted = gradients_of(linear, lambda: run(lambda: plain("exp", linear)))
-    found = gradients_of(linear, lambda: run(lambda: linear.weight))
+    wanted = gradients_of(linear, lambda: RUNS[run](lambda: plain("exp", linear)))
+    found = gradients_of(linear, lambda: RUNS[run](lambda: linear.weight))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    assert computed["values"] <= 1 + (run in (within_inference, after_no_grad))  # without gradients nothing is cached
+    assert computed["values"] <= 1 + run.startswith("after")  # without gradients nothing is cached
 
 
 def test_one_tensor_for_all_who_ask(linear):
@@ -136,17 +135,9 @@ def test_one_tensor_for_all_who_ask(linear):
         assert linear.weight.data_ptr() == weight.data_ptr()
 
 
-def loaded(module):
-    module.load_state_dict({name: x + 1 if "original" in name else x for name, x in module.state_dict().items()})
-
-
-def assigned(module):
+def loaded(assign, module):
     state = {name: x + 1 if "original" in name else x for name, x in module.state_dict().items()}
-    module.load_state_dict(state, assign=True)
-
-
-def other_base(module):
-    module.parametrizations.weight[0].base.copy_(torch.eye(N).flip(0))
+    module.load_state_dict(state, assign=assign)
 
 
 CHANGES = {
@@ -154,9 +145,9 @@ CHANGES = {
     "of a view": lambda module: originals(module)[0][-1].add_(1),
     "through a copy": lambda module: originals(module)[0].detach().mul_(2),
     "another memory": lambda module: setattr(originals(module)[0], "data", torch.randn(N, N)),
-    "base": other_base,
-    "load_state_dict": loaded,
-    "load_state_dict(assign=True)": assigned,
+    "base": lambda module: module.parametrizations.weight[0].base.copy_(torch.eye(N).flip(0)),
+    "load_state_dict": partial(loaded, False),
+    "load_state_dict(assign=True)": partial(loaded, True),
     "reset": lambda module: rnnkern.parametrizations.reset_parameters(module, "weight"),
     "assignment": lambda module: setattr(module, "weight", torch.linalg.qr(torch.randn(N, N))[0]),
     "the weight itself": lambda module: module.weight.mul_(2),

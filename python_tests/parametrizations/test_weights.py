@@ -1,15 +1,24 @@
 """Values, first and second derivatives and what is promised of a weight, over the table of parametrizations."""
 
+import inspect
+
 import pytest
 import torch
 
 from python_tests.samples.parametrizations import ROWS, moved, originals, plain, registered
+from rnnkern import parametrizations
 from rnnkern.optim import param_groups
 
 F64 = torch.float64
 rows = pytest.mark.parametrize("name", ROWS)
 constrained = pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.off])
 DYNAMIC = [name for name, row in ROWS.items() if row.options.get("base") == "dynamic" and row.off]
+
+
+def test_the_table_is_complete():
+    functions = {name for name in parametrizations.__all__ if inspect.isfunction(getattr(parametrizations, name))}
+    others = {"orthogonal_matrix", "unitary_matrix", "reset_parameters", "zero_order_hold"}
+    assert {row.function for row in ROWS.values()} == functions - others
 
 
 @pytest.mark.parametrize("scale", [0, 0.5], ids=["begun", "moved"])

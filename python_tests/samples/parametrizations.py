@@ -80,6 +80,10 @@ def cayley(S: Tensor) -> Tensor:
     return torch.linalg.solve(eye + S, eye - S)
 
 
+def cayley_rotated(p: Module, A: Tensor) -> Tensor:
+    return p.base @ cayley(skew(A))
+
+
 def rotated(p: Module, A: Tensor) -> Tensor:
     return p.base @ torch.matrix_exp(skew(A))
 
@@ -87,7 +91,7 @@ def rotated(p: Module, A: Tensor) -> Tensor:
 def scaled_cayley(p: Module, A: Tensor) -> Tensor:
     D = torch.ones(A.shape[-2], dtype=A.dtype)
     D[: A.shape[-2] // 2] = -1
-    return p.base @ cayley(skew(A)) * D
+    return cayley_rotated(p, A) * D
 
 
 def gate(p: Module, A: Tensor, rows: Tensor) -> Tensor:
@@ -154,20 +158,21 @@ def orthogonal(formula: Callable[..., Tensor], *shape: int, assignable: bool = T
     return Row("orthogonal", options, formula, from_unitary, shape or (6, 6), assignable=assignable)
 
 
-def factors(formula: Callable[..., Tensor], *shape: int, **options: Any) -> Row:
-    return orthogonal(formula, *shape, assignable=False, **options)
-
-
-def unitary(formula: Callable[..., Tensor], *shape: int, assignable: bool = False, **options: Any) -> Row:
+def unitary(formula: Callable[..., Tensor], *shape: int, **options: Any) -> Row:
+    assignable = formula is complex_rotated
     return Row("unitary", options, formula, from_unitary, shape or (4, 4), "complex", assignable)
 
 
-def reflected(p: Module, V: Tensor) -> Tensor:
-    return reference.householder_product(V)
+def householder(*shape: int, **options: Any) -> Row:
+    options = {"orthogonal_map": "householder"} | options
+    return orthogonal(lambda p, V: reference.householder_product(V), *shape, assignable=False, **options)
 
 
-def turned(p: Module, angles: Tensor) -> Tensor:
-    return reference.givens_product(angles, style=p.style, size=p.layout.size)
+def givens(*shape: int, **options: Any) -> Row:
+    def formula(p: Module, angles: Tensor) -> Tensor:
+        return reference.givens_product(angles, style=p.style, size=p.layout.size)
+
+    return orthogonal(formula, *shape, assignable=False, orthogonal_map="givens", init="uniform", **options)
 
 
 def stable(stable_map: str, dt: float | None, *shape: int) -> Row:
@@ -178,25 +183,22 @@ def stable(stable_map: str, dt: float | None, *shape: int) -> Row:
 
 
 DYNAMIC = {"base": "dynamic", "rebase_every": 3}
-HOUSEHOLDER, GIVENS = {"orthogonal_map": "householder"}, {"orthogonal_map": "givens", "init": "uniform"}
 
 ROWS = {
     "exp": orthogonal(rotated, init="haar"),
     "exp-dynamic": orthogonal(rotated, **DYNAMIC),
     "exp-tall": orthogonal(rotated, 7, 4),
     "exp-heads-wide": orthogonal(rotated, 2, 3, 5, init="henaff"),
-    "cayley": orthogonal(lambda p, A: p.base @ cayley(skew(A)), orthogonal_map="cayley"),
-    "cayley-wide-dynamic": orthogonal(
-        lambda p, A: p.base @ cayley(skew(A)), 4, 7, orthogonal_map="cayley", init="cayley", **DYNAMIC
-    ),
+    "cayley": orthogonal(cayley_rotated, orthogonal_map="cayley"),
+    "cayley-wide-dynamic": orthogonal(cayley_rotated, 4, 7, orthogonal_map="cayley", init="cayley", **DYNAMIC),
     "scaled_cayley-dynamic": orthogonal(scaled_cayley, orthogonal_map="scaled_cayley", **DYNAMIC),
     "scaled_cayley-tall": orthogonal(scaled_cayley, 7, 4, orthogonal_map="scaled_cayley"),
-    "householder": factors(reflected, **HOUSEHOLDER),
-    "householder-4": factors(reflected, **HOUSEHOLDER, reflections=4),
-    "householder-wide": factors(reflected, 4, 7, **HOUSEHOLDER, init="henaff"),
-    "givens": factors(turned, 5, 5, **GIVENS, layers=4),
-    "givens-tall": factors(turned, 7, 4, **GIVENS),
-    "givens-butterfly": factors(turned, 8, 8, **GIVENS, style="butterfly"),
+    "householder": householder(),
+    "householder-4": householder(reflections=4),
+    "householder-wide": householder(4, 7, init="henaff"),
+    "givens": givens(5, 5, layers=4),
+    "givens-tall": givens(7, 4),
+    "givens-butterfly": givens(8, 8, style="butterfly"),
     "orthogonal_gate": Row("orthogonal_gate", {}, gate, of_last_rows, (18, 6)),
     "orthogonal_gate-dynamic": Row("orthogonal_gate", DYNAMIC, gate, of_last_rows, (18, 6)),
     "schur": Row("schur", {}, schur, None, (7, 7)),
@@ -204,21 +206,17 @@ ROWS = {
     "spectral_margin": Row("spectral_margin", {"margin": 0.2}, margin, beyond_margin(0.2)),
     "spectral_margin-heads": Row("spectral_margin", {"margin": 1, "init": "haar"}, margin, beyond_margin(1), (2, 4, 4)),
     "spectral_margin-0": Row("spectral_margin", {"margin": 0}, margin, from_unitary),
-    **{
-        f"stable-{name}-{len(shape)}-{dt}": stable(name, dt, *shape)
-        for name in RATES for dt in (None, 0.3) for shape in ((5,), (4, 4))
-    },
+    **{f"stable-{name}-1-{dt}": stable(name, dt, 5) for name in RATES for dt in (None, 0.3)},
+    **{f"stable-{name}-2-{dt}": stable(name, dt, 4, 4) for name in RATES for dt in (None, 0.3)},
     "stable-heads": stable("exp", None, 2, 3, 3),
     "unitary-fourier": unitary(fourier, 5, 5, unitary_map="fourier", init="uniform"),
     "unitary-givens": unitary(complex_givens, unitary_map="givens", init="uniform"),
     "unitary-butterfly-heads": unitary(
         complex_givens, 2, 4, 4, unitary_map="givens", init="uniform", style="butterfly", layers=5
     ),
-    "unitary-exp": unitary(complex_rotated, unitary_map="exp", assignable=True),
-    "unitary-scaled_cayley-dynamic": unitary(
-        complex_rotated, unitary_map="scaled_cayley", assignable=True, init="haar", **DYNAMIC
-    ),
-}  # fmt: skip
+    "unitary-exp": unitary(complex_rotated, unitary_map="exp"),
+    "unitary-scaled_cayley-dynamic": unitary(complex_rotated, unitary_map="scaled_cayley", init="haar", **DYNAMIC),
+}
 """By name."""
 
 
