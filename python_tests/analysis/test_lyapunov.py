@@ -119,14 +119,6 @@ def test_blocks_and_continued_runs_are_one_run():
     torch.testing.assert_close(warm.exponents, second.exponents, rtol=0, atol=0)
 
 
-def test_sequences_of_a_batch_do_not_influence_each_other():
-    torch.manual_seed(5)
-    rnn, x = rnnkern.nn.LSTM(2, 4, batch_first=True, dtype=F64), torch.randn(3, 50, 2, dtype=F64)
-    together = lyapunov_spectrum(rnn, x, every=1).exponents
-    alone = torch.cat([lyapunov_spectrum(rnn, x[b : b + 1], every=1).exponents for b in range(3)])
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
-
-
 def test_it_reads_the_modules_of_torch_in_either_precision():
     torch.manual_seed(8)
     rnn, x = torch.nn.LSTM(2, 5), torch.randn(60, 1, 2)
