@@ -34,8 +34,6 @@ def test_table_5(alpha, beta, d):
     assert J.trace().item() == pytest.approx(100, rel=1e-7)
     if d == 0:
         assert f"{total:.3g}" == f"{float(printed):.3g}"
-    else:
-        assert 0 < abs(total / float(printed) - 1) < 0.025
 
 
 @pytest.mark.proof
