@@ -15,6 +15,7 @@ from rnnkern.analysis import (
     bifurcation,
     fixed_point_support,
     fixed_points,
+    jacobian,
     marginal,
     phase,
     pinching_rate,
@@ -75,6 +76,22 @@ def test_the_gain_at_which_the_zero_state_loses_its_stability(cell, gains, biase
         assert fixed_points(small, biases, cell=cell) == []
         (C,) = fixed_points(far, biases, cell=cell)
         assert C < 0.01
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("cell", ["gru", "gru_reset_before", "lstm"])
+def test_eigenvalues_of_the_zero_state_fill_the_disk(cell):
+    """600 units: radius within 8 % of the disk's. Of an LSTM, 600 other eigenvalues are exactly 0 (corollary 5.3)."""
+    states, biases = (2, {"f": 0.5, "i": -0.5}) if cell == "lstm" else (1, {"z": 0.5, "r": -0.5})
+    gains = Gains(3.0, *[2.0] * (states + 1))
+    module, _ = network(cell, gains, 600, 0, biases)
+    zeros = (torch.zeros(1, 600, dtype=F64),) * states
+    J = jacobian(cell, module.bias_ih_l0.detach()[None], module.weight_hh_l0.detach(), zeros)[0]
+    eigenvalues, disk = torch.linalg.eigvals(J), zero_point(cell, gains, biases)
+    distances = (eigenvalues[eigenvalues.abs() > 1e-9] - disk.centre).abs()
+    assert len(distances) == 600
+    assert abs(distances.max() / disk.radius - 1) < 0.08
+    assert abs((distances / disk.radius).square().mean() - 0.5) < 0.05  # a uniform disk
 
 
 # ---- fixed points
@@ -138,6 +155,8 @@ def test_near_the_transition_fixed_points_follow_expansions():
     (middle,) = fixed_points(Gains(2 + eps, 1.0, math.sqrt(2) * (2 + eps)))
     assert agrees(middle, "3.149e-3")
     assert middle == pytest.approx(math.sqrt(3 * eps / 31), rel=0.02)
+    for a_r, wanted in ((3.0, "0.02205"), (4.0, "0.1095")):  # the third branch, where its expansion does not hold
+        assert agrees(fixed_points(Gains(2.0, 1.0, a_r))[-1], wanted)
 
 
 # ---- phases
