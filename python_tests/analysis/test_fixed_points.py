@@ -34,6 +34,13 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
+def normal(limit, points):
+    """Points and weights of an integral over the normal distribution, on a grid."""
+    x = torch.linspace(-limit, limit, points, dtype=F64)
+    weight = torch.exp(-x.square() / 2)
+    return x, weight / weight.sum()
+
+
 # ---- the zero state
 
 
@@ -72,30 +79,19 @@ def test_the_gain_at_which_the_zero_state_loses_its_stability(cell, gains, biase
 
 
 @pytest.mark.proof
-def test_eigenvalues_of_the_zero_state_fill_the_disk_uniformly():
-    """600 units: radius within 8 % of the disk's, and a distance of at most .1 between the distribution functions of
-    (|lambda - z| / R)^2 and of a uniform variable, for three seeds. The largest, .082, is at the last eigenvalue."""
-    biases = {"z": 0.5, "r": -0.5}
-    for cell in ("gru", "gru_reset_before", "lstm"):
-        gains, own = Gains(3.0, 2.0, 2.0), biases
-        if cell == "lstm":
-            gains, own = Gains(3.0, 2.0, 2.0, 2.0), {"f": 0.5, "i": -0.5}
-        disk = zero_point(cell, gains, own)
-        for seed in range(3):
-            module, _ = network(cell, gains, 600, seed, own)
-            u, R = module.bias_ih_l0.detach()[None], module.weight_hh_l0.detach()
-            zeros = tuple(torch.zeros(1, 600, dtype=F64) for _ in range(2 if cell == "lstm" else 1))
-            J = jacobian(cell, u, R, zeros)[0]
-            if cell == "lstm":
-                assert torch.linalg.matrix_rank(J) == 600  # corollary 5.3: the other eigenvalues are exactly 0
-            distances = (torch.linalg.eigvals(J) - disk.centre).abs()
-            if cell == "lstm":
-                distances = distances[(distances - disk.centre).abs() > 1e-9]
-            assert len(distances) == 600
-            assert abs(distances.max() / disk.radius - 1) < 0.08
-            squares = (distances.sort().values / disk.radius).square()
-            ranks = (torch.arange(600, dtype=F64) + 0.5) / 600
-            assert (squares - ranks).abs().max() < 0.1
+@pytest.mark.parametrize("cell", ["gru", "gru_reset_before", "lstm"])
+def test_eigenvalues_of_the_zero_state_fill_the_disk(cell):
+    """600 units: radius within 8 % of the disk's. Of an LSTM, 600 other eigenvalues are exactly 0 (corollary 5.3)."""
+    states, biases = (2, {"f": 0.5, "i": -0.5}) if cell == "lstm" else (1, {"z": 0.5, "r": -0.5})
+    gains = Gains(3.0, *[2.0] * (states + 1))
+    module, _ = network(cell, gains, 600, 0, biases)
+    zeros = (torch.zeros(1, 600, dtype=F64),) * states
+    J = jacobian(cell, module.bias_ih_l0.detach()[None], module.weight_hh_l0.detach(), zeros)[0]
+    eigenvalues, disk = torch.linalg.eigvals(J), zero_point(cell, gains, biases)
+    distances = (eigenvalues[eigenvalues.abs() > 1e-9] - disk.centre).abs()
+    assert len(distances) == 600
+    assert abs(distances.max() / disk.radius - 1) < 0.08
+    assert abs((distances / disk.radius).square().mean() - 0.5) < 0.05  # a uniform disk
 
 
 # ---- fixed points
@@ -116,9 +112,7 @@ def test_fixed_points_and_their_shaping_parameters(cell, a_h, a_r):
 def test_with_biases_and_variances_fixed_points_solve_their_equation():
     """Monte Carlo is too coarse; the equation is integrated on a grid of another kind."""
     gains, biases, variances = Gains(2.5, 1.0, 3.0), {"h": 0.3, "r": -0.7}, {"h": 0.2, "r": 0.5}
-    x = torch.linspace(-9, 9, 24_001, dtype=F64)
-    w = torch.exp(-x.square() / 2)
-    w /= w.sum()
+    x, w = normal(9, 24_001)
     found = fixed_points(gains, biases, variances)
     assert found
     for C in found:
@@ -129,9 +123,7 @@ def test_with_biases_and_variances_fixed_points_solve_their_equation():
 def test_the_shaping_parameter_of_gru_with_a_variance_of_the_bias():
     """Over the three independent variables of a unit: the reset gate's, w, and the bias of h."""
     gains, C, biases, variances = Gains(2.5, 1.0, 3.0), 0.3, {"h": 0.2, "r": -0.4}, {"h": 0.5, "r": 0.3}
-    x = torch.linspace(-7, 7, 141, dtype=F64)
-    weight = torch.exp(-x.square() / 2)
-    weight /= weight.sum()
+    x, weight = normal(7, 141)
     r = torch.sigmoid(-0.4 + (9 * C + 0.3) ** 0.5 * x)[:, None, None]
     w, bias = 2.5 * C**0.5 * x[:, None], 0.2 + 0.5**0.5 * x
     inner = (2.5 * r).square() + (3 * r * (1 - r) * w).square()
@@ -148,9 +140,7 @@ def test_the_shaping_parameter_of_gru_is_finite_where_reset_gates_underflow():
 
 def test_of_tanh_they_are_those_of_an_elman_network():
     (C,) = fixed_points(Gains(1.5), cell="tanh")
-    x = torch.linspace(-9, 9, 24_001, dtype=F64)
-    w = torch.exp(-x.square() / 2)
-    w /= w.sum()
+    x, w = normal(9, 24_001)
     y = 1.5 * C**0.5 * x
     assert (w @ torch.tanh(y).square()).item() == pytest.approx(C, rel=1e-12)
     slope = (w @ (1 - torch.tanh(y).square()).square()).item()
@@ -165,34 +155,8 @@ def test_near_the_transition_fixed_points_follow_expansions():
     (middle,) = fixed_points(Gains(2 + eps, 1.0, math.sqrt(2) * (2 + eps)))
     assert agrees(middle, "3.149e-3")
     assert middle == pytest.approx(math.sqrt(3 * eps / 31), rel=0.02)
-    assert abs(middle - math.sqrt(eps) / 4) > 5e-4
-    ratios = [fixed_points(Gains(math.sqrt(2) + eps, 1.0, 2000.0))[-1] / (eps / math.sqrt(2)) for eps in (0.2, 0.1)]
-    assert abs(ratios[1] - 1) < 0.75 * abs(ratios[0] - 1) < 0.4
-
-
-@pytest.mark.parametrize(("a_r", "true", "printed"), [(3.0, "0.02205", "0.0186"), (4.0, "0.1095", "0.0472")])
-def test_the_third_branch_of_eq_24_holds_only_near_the_root_of_8(a_r, true, printed):
-    C = fixed_points(Gains(2.0, 1.0, a_r))[-1]
-    assert agrees(C, true)
-    assert agrees(6 * (a_r**2 - 8) / (3 * a_r**4 + 24 * a_r**2 - 136), printed)
-
-
-def test_control_eq_123_as_printed_lacks_the_gain_of_h():
-    """phi'(sqrt(C_y) x) in place of phi'(a_h sqrt(C_y) x) would give 1.487 instead of 1.1186."""
-    gains = Gains(3.0, 1.0, 1.0)
-    C = fixed_points(gains)[0]
-    x = torch.linspace(-9, 9, 24_001, dtype=F64)
-    w = torch.exp(-x.square() / 2)
-    w /= w.sum()
-    r = torch.sigmoid(C**0.5 * x)
-    C_r, r_slope = w @ r.square(), w @ (r * (1 - r)).square()
-
-    def rho(gain):
-        slope = w @ (1 - torch.tanh(gain * (C_r * C).sqrt() * x).square()).square()
-        return 3 * (slope * (C_r + r_slope * C)).sqrt().item()
-
-    assert rho(3.0) == pytest.approx(shaping(C, gains), rel=1e-12)
-    assert agrees(rho(1.0), "1.487")
+    for a_r, wanted in ((3.0, "0.02205"), (4.0, "0.1095")):  # the third branch, where its expansion does not hold
+        assert agrees(fixed_points(Gains(2.0, 1.0, a_r))[-1], wanted)
 
 
 # ---- phases
@@ -282,36 +246,7 @@ def test_the_masses_and_the_disk_of_a_switch():
         assert abs(bulk.quantile(0.97) / wanted.radius - 1) < 0.1
 
 
-# ---- errors
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Gains(1.0, 2.0), r"Gains: there must be 1 \(h\), 3 \(h, z, r\) or 4 \(h, f, i, o\), got 2"),
-        (lambda: Gains(1.0, h=2.0), "Gains: 'h' must be given once, got it twice"),
-        (lambda: Gains(1.0, q=2.0), "Gains: the names must be h, or h, z and r, or h, f, i and o, got h, q"),
-        (lambda: Gains(-1.0), "Gains: `h` must not be negative, got -1"),
-        (lambda: Gains(math.nan), "Gains: `h` must not be negative, got nan"),
-        (lambda: zero_point("goru", Gains(1.0)), "zero_point: `cell` must be one of tanh, gru, .*, got 'goru'"),
-        (lambda: zero_point("gru", Gains(1.0)), "zero_point: `gains` of gru must contain h, z, r; 'z' is missing"),
-        (lambda: zero_point("gru", Gains(1.0, 1.0, 1.0), {"f": 1.0}), "`biases` of gru must be among h, z, r, got 'f'"),
-        (lambda: zero_point("gru", Gains(1.0, 1.0, 1.0), {"h": 1.0}), "zero_point: the bias of h must be 0, got 1.0"),
-        (lambda: fixed_points(Gains(1.0, 1.0, 1.0), cell="lstm"), "fixed_points: `cell` must be one of gru_reset_bef"),
-        (lambda: fixed_points(Gains(1.0, 1.0, 1.0), None, {"r": -1.0}), r"`variances\['r'\]` must not be negative"),
-        (lambda: shaping(-1.0, Gains(1.0, 1.0, 1.0)), "shaping: `C_h` must not be negative, got -1.0"),
-        (lambda: bifurcation(2.5), r"bifurcation: `a_h` must be between sqrt\(2\) and 2, got 2.5"),
-        (lambda: bifurcation(1.8, cell="tanh"), "bifurcation: `cell` must be one of gru_reset_before, gru, got 'tanh'"),
-        (lambda: bifurcation(1.41422, cell="gru"), "bifurcation: a gru with a_h = 1.41422 has no nonzero fixed points"),
-        (lambda: marginal(1.0), "marginal: no a_r is on the line for a_h = 1.0"),
-        (lambda: pinching_rate(0.0, 1.1), "pinching_rate: `C_h` must be positive, got 0"),
-        (lambda: pinching_rate(0.3, 1.5), "pinching_rate: `rho` must be between 1 and 1.41421, got 1.5"),
-        (lambda: switch_limit(0.3, Gains(1.0, 1.0, 1.0)), "the gain of r must be 0 and that of z positive"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_raise(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+# ---- gains
 
 
 def test_gains_are_mappings_by_name():
@@ -321,5 +256,3 @@ def test_gains_are_mappings_by_name():
     assert Gains(r=1.0, z=10.0, h=3.0) == gains
     with pytest.raises(AttributeError, match="Gains has no gain 'f'"):
         _ = gains.f
-    with pytest.raises(TypeError, match="fixed_points: `gains` must be a mapping such as Gains, got tuple"):
-        fixed_points((3.0, 1.0, 1.0))

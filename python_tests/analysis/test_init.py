@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import rnnkern.nn
-from rnnkern.analysis import Gains, expected_slow_fraction, fixed_points, jacobian, shaping, slow_fraction
+from rnnkern.analysis import Gains, expected_slow_fraction, fixed_points, shaping
 from rnnkern.nn.init import describe_initialisation, gate_variance_
-from rnnkern.ops import recurrence
 
 F64 = torch.float64
 GRU, LSTM = Gains(3.0, 5.0, 0.1), Gains(h=1.0, f=2.0, i=3.0, o=4.0)
@@ -79,34 +78,6 @@ def test_chosen_layers_in_both_directions():
     assert not cell.bias_hh.any()
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: gate_variance_(torch.nn.Linear(2, 2), GRU), "`module` must be an LSTM, GRU or RNN, got Linear"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), LSTM), "`gains` of gru must be among h, z, r, got 'f'"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), {"h": 1.0}), "must contain h, z, r; 'z' is missing"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), {"h": -1.0, "z": 1.0, "r": 1.0}), "must not be negative"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), GRU, {"f": 1.0}), "`biases` of gru must be among h, z, r, got"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), GRU, None, {"z": -1.0}), r"`variances\['z'\]` must not be neg"),
-        (lambda: gate_variance_(rnnkern.nn.GRU(1, 2), GRU, layers=[1]), "`layers` must be between 0 and 0, got 1"),
-        (
-            lambda: gate_variance_(rnnkern.nn.GRU(1, 2, bias=False), GRU, {"z": 1.0}),
-            "biases and variances must be 0 for a module with bias=False",
-        ),
-        (
-            lambda: gate_variance_(rnnkern.parametrizations.orthogonal(rnnkern.nn.RNN(1, 2), "weight_hh_l0"), Gains(1)),
-            "weight_hh_l0 must not be parametrized",
-        ),
-        (lambda: describe_initialisation(rnnkern.nn.GRU(1, 2), layer=1), "`layer` must be between 0 and 0, got 1"),
-        (lambda: describe_initialisation(torch.nn.Linear(1, 2)), "`module` must run one of the cells"),
-        (lambda: describe_initialisation(rnnkern.nn.RNN(1, 2, nonlinearity="relu")), "got relu"),
-    ],
-)
-def test_wrong_arguments_raise_and_change_nothing(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 # ---- describe_initialisation
 
 
@@ -139,17 +110,15 @@ def test_the_description_of_an_elman_network_and_a_cell_module():
     )  # PyTorch's initial values have small gains
 
 
-@pytest.mark.parametrize("a_h", [1.0, 1.07, 1.08, 1.5])
-def test_of_an_lstm_with_a_forget_bias_of_1_the_zero_state_is_stable_up_to_a_gain_of_1_0758(a_h):
-    """.7310586 + .25 a_h < 1."""
-    lstm = gate_variance_(rnnkern.nn.LSTM(1, 64), Gains(a_h, 1.0, 1.0, 1.0), {"f": 1.0}, generator=generator())
-    with torch.no_grad():  # exactly this gain
-        rows = lstm.weight_hh_l0.unflatten(0, (4, -1))[2]
-        rows *= a_h / (rows.square().mean().sqrt() * 8)
-    found = describe_initialisation(lstm)
-    assert found.gains.h == pytest.approx(a_h, rel=1e-6)
-    assert found.zero_point_stable == (a_h < 1.0757657)
-    assert (found.phase, found.rho_0) == (None, None)
+def test_the_description_of_an_lstm():
+    lstm = gate_variance_(rnnkern.nn.LSTM(1, 64), Gains(1.0, 1.0, 1.0, 1.0), {"f": 1.0}, generator=generator())
+    for a_h in (1.07, 1.08):  # .7310586 + .25 a_h < 1
+        with torch.no_grad():  # exactly this gain
+            rows = lstm.weight_hh_l0.unflatten(0, (4, -1))[2]
+            rows *= a_h / (rows.square().mean().sqrt() * 8)
+        found = describe_initialisation(lstm)
+        assert found.gains.h == pytest.approx(a_h, rel=1e-6)
+        assert (found.zero_point_stable, found.phase, found.rho_0) == (a_h < 1.0757657, None, None)
 
 
 def test_heads_and_missing_biases():
@@ -157,21 +126,6 @@ def test_heads_and_missing_biases():
     assert dict(found.gains) == pytest.approx(dict(LSTM), rel=0.05)
     found = describe_initialisation(gate_variance_(rnnkern.nn.GRU(1, 64, bias=False), GRU, generator=generator()))
     assert found.biases == dict.fromkeys("rzh", 0.0)
-
-
-@pytest.mark.proof
-def test_a_network_has_the_slow_modes_that_are_described():
-    """256 units, gains (3, 5, .1), 300 steps without input: .11 to .19 for seeds 0 to 2, as four other networks."""
-    for seed in range(3):
-        drawn = generator(seed)
-        gru = rnnkern.nn.GRU(1, 256, reset_gate="before", dtype=F64)
-        R = gate_variance_(gru, GRU, generator=drawn).weight_hh_l0.detach()
-        h = torch.randn(1, 256, generator=drawn, dtype=F64).tanh()
-        u = torch.zeros(300, 1, 768, dtype=F64)
-        (h,) = recurrence("gru_reset_before", u, R, (h,))[1]
-        found = slow_fraction(jacobian("gru_reset_before", u[0], R, (h,))).item()
-        assert 0.11 <= found <= 0.19
-        assert describe_initialisation(gru).slow_fraction == pytest.approx(found, abs=0.05)
 
 
 def test_descriptions_are_reproducible():

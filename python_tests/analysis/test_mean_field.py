@@ -1,5 +1,4 @@
-"""Mean field theory: compared with numbers of another computation, the exact solution with the population, and both
-with networks."""
+"""Mean field theory, compared with numbers of another computation, and the exact solution with the population."""
 
 import functools
 import math
@@ -8,11 +7,9 @@ import pytest
 import torch
 
 from perf.dynamics import numbers
-from perf.dynamics.networks import network
 from perf.dynamics.numbers import agrees
 from python_tests.tiers import quick_where
 from rnnkern.analysis import Gains, fixed_points, mean_field, shaping, spectral_edge
-from rnnkern.ops import recurrence
 
 F64 = torch.float64
 POPULATION = [
@@ -25,12 +22,6 @@ POPULATION = [
     ("lstm", Gains(3.0, 1.0, 1.0, 10.0), (0.0771, 0.0693, 0.0222)),
     ("lstm", Gains(3.0, 10.0, 1.0, 1.0), (0.103, 0.103, 0.093)),
 ]
-NETWORKS = {
-    (1.0, 1.0): (0.049, 0.048, 0.042),
-    (1.0, 10.0): (0.076, 0.068, 0.022),
-    (10.0, 1.0): (0.101, 0.101, 0.090),
-}
-"""The same of LSTMs of 700 units, by the gains of f and o, with a gain of 1 of i."""
 
 
 def generator(seed=0):
@@ -116,39 +107,6 @@ def test_the_population_has_the_correlations_of_another_computation(cell, gains,
             assert found.C[0] <= found.C_phi[0]  # (52)
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize(("a_f", "a_o"), NETWORKS)
-def test_networks_of_lstms_have_the_correlations_of_the_population(a_f, a_o):
-    """700 units, means over seeds 0 to 2 and 200 steps: within .012 of the population."""
-    gains, means = Gains(3.0, a_f, 1.0, a_o), []
-    for seed in range(3):
-        module, drawn = network("lstm", gains, 700, seed)
-        h = torch.randn(1, 700, generator=drawn, dtype=F64).tanh()
-        c = torch.randn(1, 700, generator=drawn, dtype=F64)
-        u = torch.zeros(400, 1, 2800, dtype=F64)
-        found = recurrence("lstm", u, module.weight_hh_l0.detach(), (h, c))[0][200:, 0]
-        gram = found @ found.T / 700
-        means.append(torch.stack([gram.diagonal(k).mean() for k in (0, 1, 5)]))
-    found = torch.stack(means).mean(0)
-    population = mean_field("lstm", gains, lags=5, population=10_000, generator=generator()).C[[0, 1, 5]]
-    torch.testing.assert_close(found, population, rtol=0, atol=0.012)
-    torch.testing.assert_close(found, torch.tensor(NETWORKS[a_f, a_o], dtype=F64), rtol=0, atol=0.02)
-
-
-@pytest.mark.proof
-def test_control_eq_51_neglects_that_z_and_h_are_correlated():
-    """At (a_z, a_r) = (10, 10): E z^2 h^2 = .153, and not E z^2 E h^2 = .173; the sides of (51) are .235 and .209."""
-    found = mean_field("gru_reset_before", Gains(3.0, 10.0, 10.0), lags=5, generator=generator())
-    z, h, C = torch.sigmoid(found.samples.gates["z"]), found.samples.old, found.C
-    C_z, joint = z.square().mean(), (z * h).square().mean()
-    assert abs(joint - 0.153) < 0.01
-    assert abs(C_z * C[0] - 0.173) < 0.01
-    left = C[0] * (1 + C_z) - 2 * found.kappa * C[1]
-    right = (1 - 2 * found.kappa + C_z) * found.C_phi[0]
-    assert abs(left - 0.235) < 0.01
-    assert abs(right - 0.209) < 0.01
-
-
 def test_the_result_depends_on_the_generator_alone():
     gains = Gains(3.0, 2.0, 2.0)
     for cell in ("gru", "gru_reset_before"):
@@ -157,17 +115,3 @@ def test_the_result_depends_on_the_generator_alone():
         )
         assert torch.equal(first.C, second.C)
         assert torch.equal(first.samples.old, second.samples.old)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lags": -1}, "mean_field: `lags` must be at least 0, got -1"),
-        ({"population": 1}, "mean_field: `population` must be at least 2, got 1"),
-        ({"steps": 41}, r"mean_field: `steps` must be at least 2 \* lags \+ 2 = 42, got 41"),
-        ({"variances": {"h": -1.0}}, r"mean_field: `variances\['h'\]` must not be negative, got -1.0"),
-    ],
-)
-def test_wrong_arguments_raise(options, message):
-    with pytest.raises(ValueError, match=message):
-        mean_field("gru", Gains(1.0, 1.0, 1.0), **options)

@@ -1,4 +1,4 @@
-"""Spectral support of Jacobians: compared with the formulas of Can et al. as printed, with circles, and with
+"""Spectral support of Jacobians: compared with the formulas of Can et al. as printed and with
 eigenvalues of networks."""
 
 import math
@@ -7,27 +7,18 @@ import pytest
 import torch
 
 from perf.dynamics.networks import LAYERS, steady
-from perf.dynamics.networks import network as network_of
-from perf.dynamics.numbers import agrees
 from rnnkern.analysis import (
     Gains,
     Support,
     UnitSamples,
-    mean_field,
-    shaping,
     spectral_boundary,
     spectral_edge,
     spectral_function,
     spectral_support,
     unit_samples,
 )
-from rnnkern.analysis._gauss import mean_square_slope
 
 F64 = torch.float64
-GRUS = [(1.0, 10.0), (10.0, 10.0), (1.0, 1.0), (10.0, 1.0)]
-"""a_z and a_r of figure 1 a-d."""
-LSTMS = [(1.0, 1.0), (1.0, 10.0), (10.0, 1.0), (10.0, 10.0)]
-"""a_f and a_o of figure 3 a-d."""
 CELLS = {
     "tanh": Gains(1.5),
     "gru": Gains(3.0, 5.0, 2.0),
@@ -40,8 +31,8 @@ def prime(gate):
     return gate * (1 - gate)
 
 
-def naive(samples, gains, points, without=""):
-    """S with z and f in place of their pre-activations; ``without`` names a term that is left out."""
+def naive(samples, gains, points):
+    """S with z and f in place of their pre-activations."""
     a, s = dict(gains), {name: torch.sigmoid(x) for name, x in samples.gates.items()}
     old, new, n_slope = samples.old, samples.new, 1 - torch.tanh(samples.gates["h"]).square()
     distance = (points[:, None] - s["f" if "f" in s else "z"]).abs().square() if len(s) > 1 else None
@@ -53,7 +44,6 @@ def naive(samples, gains, points, without=""):
         inner += (a["i"] * prime(s["i"]) * torch.tanh(samples.gates["h"])).square()
         p = (s["o"] * (1 - torch.tanh(new).square())).square() * inner
         return q / points.abs().square() + (p / distance).mean(1) - 1
-    a |= {without: 0.0}
     weight = (a["z"] * prime(s["z"]) * (old - new)).square()
     if samples.cell == "gru":
         through = (a["h"] * s["r"]).square() + (a["r"] * prime(s["r"]) * samples.product).square()
@@ -91,27 +81,6 @@ def test_the_function_the_boundary_and_the_edge_follow_the_formulas(cell):
     assert (naive(samples, gains, edge + torch.linspace(1e-6, 3, 50)) < 0).all()
 
 
-def test_a_constant_gate_gives_a_circle():
-    """Equation 23: |lambda - z| = (1 - z) rho."""
-    generator = torch.Generator().manual_seed(1)
-    gains, z = Gains(3.0, 0.0, 4.0), 0.7
-    found = mean_field("gru_reset_before", gains, {"z": math.log(z / (1 - z))}, population=50_000, generator=generator)
-    x = torch.tensor([z, z + 0.1, z - 0.1], dtype=F64)
-    y = spectral_boundary(found.samples, gains, x)
-    edge = spectral_edge(found.samples, gains)
-    torch.testing.assert_close((x - z).square() + y.square(), torch.full((3,), (edge - z) ** 2, dtype=F64))
-    assert edge == pytest.approx(z + (1 - z) * shaping(found.C[0].item(), gains), abs=5e-3)
-
-
-@pytest.mark.parametrize(
-    ("a_r", "exact", "limit"), [(20.0, "0.0055938", "0.0056195"), (80.0, "0.00140446", "0.00140487")]
-)
-def test_steep_reset_gates_have_the_slope_of_eq_126(a_r, exact, limit):
-    found = mean_square_slope(0.0, a_r * math.sqrt(0.35))
-    assert agrees(found, exact)
-    assert agrees(1 / (6 * a_r * math.sqrt(2 * math.pi * 0.35)), limit)
-
-
 def test_near_1_the_support_keeps_its_digits():
     """With one unit, (1 + epsilon t)^2 = a exactly. In terms of lambda and z, both ends would round to 1."""
     t = torch.tensor([1e20], dtype=F64)
@@ -135,106 +104,13 @@ def test_many_points_and_units_are_evaluated_in_chunks():
 # ---- networks
 
 
-def facts(network, gains):
-    """The share of eigenvalues outside of the support, its edge, and the largest real part and modulus."""
-    eigenvalues = network.eigenvalues
-    support = spectral_support(network.samples, gains)
-    outside = (support.function(eigenvalues - 1) < 0).double().mean().item()
-    return outside, 1 + support.edge(), eigenvalues.real.max().item(), eigenvalues.abs().max().item()
-
-
-EDGES = {
-    # cell, two gains: share outside, edge and largest real part of one network
-    ("gru_reset_before", 1.0, 10.0): (0.010, 1.368, 1.394),
-    ("gru_reset_before", 10.0, 10.0): (0.008, 1.524, 1.518),
-    ("gru_reset_before", 1.0, 1.0): (0.004, 1.070, 1.066),
-    ("gru_reset_before", 10.0, 1.0): (0.008, 1.028, 1.069),
-    ("gru", 1.0, 10.0): (0.016, 1.273, 1.209),
-    ("gru", 10.0, 10.0): (0.012, 1.317, 1.265),
-    ("gru", 1.0, 1.0): (0.014, 1.058, 1.047),
-    ("gru", 10.0, 1.0): (0.014, 1.031, 1.031),
-    ("lstm", 1.0, 1.0): (0.007, 1.046, 1.027),
-    ("lstm", 1.0, 10.0): (0.002, 1.216, 1.155),
-    ("lstm", 10.0, 1.0): (0.010, 1.143, 1.101),
-    ("lstm", 10.0, 10.0): (0.003, 1.313, 1.266),
-}
-
-
-def gains_of(cell, first, second):
-    return Gains(3.0, first, 1.0, second) if cell == "lstm" else Gains(3.0, first, second)
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize(("cell", "first", "second"), EDGES)
-def test_eigenvalues_of_networks_lie_in_the_support(cell, first, second):
-    """The mean of eight networks of 500 units, of LSTMs 300: at most .025 outside, the edge within .06 of the spectral
-    radius, and both within .12 of those of another network. Single networks, which differ between processors too, are
-    up to .2 apart."""
-    gains = gains_of(cell, first, second)
-    found = [facts(steady(cell, gains, 300 if cell == "lstm" else 500, seed), gains) for seed in range(8)]
-    outside, edge, real, radius = torch.tensor(found).mean(0).tolist()
-    assert outside <= 0.025
-    assert abs(edge - radius) < 0.06
-    assert abs(edge - EDGES[cell, first, second][1]) < 0.12
-    assert abs(real - EDGES[cell, first, second][2]) < 0.12
-
-
 def test_a_small_network_of_each_cell_lies_in_its_support():
-    """200 units, of LSTMs 100: the same with at most .05 outside."""
+    """200 units, of LSTMs 100: at most .05 of the eigenvalues outside, and the edge near the spectral radius."""
     for cell, gains in CELLS.items():
-        outside, edge, _, radius = facts(steady(cell, gains, 100 if cell == "lstm" else 200, 0, 100), gains)
-        assert outside <= 0.05
-        assert abs(edge - radius) < 0.2
-
-
-@pytest.mark.proof
-def test_controls_without_a_term_of_the_formula_eigenvalues_lie_outside():
-    """Mean shares outside for (a_z, a_r) of figure 1 a-d; they were .13, .08, .02, .03 without the term of a_r, and
-    .005, .06, .004, .07 without that of a_z."""
-    for (a_z, a_r), r_least, z_least in zip(GRUS, (0.08, 0.05, 0.015, 0.012), (0, 0.025, 0, 0.015), strict=True):
-        gains, shares = Gains(3.0, a_z, a_r), []
-        for seed in range(6):
-            network = steady("gru_reset_before", gains, 500, seed)
-            signs = [naive(network.samples, gains, network.eigenvalues, name) < 0 for name in ("", "r", "z")]
-            shares.append([sign.double().mean() for sign in signs])
-        whole, without_r, without_z = torch.tensor(shares).mean(0)
-        assert whole < 0.02
-        assert without_r >= r_least
-        assert without_z >= z_least
-
-
-@pytest.mark.proof
-def test_control_the_curve_of_the_other_gru_contains_the_eigenvalues_and_misses_the_edge():
-    """(a_z, a_r) = (1, 10): about 1.28 in place of 1.37, and hardly an eigenvalue outside."""
-    gains = Gains(3.0, 1.0, 10.0)
-    for seed in range(3):
-        network = steady("gru_reset_before", gains, 500, seed)
-        s, R_n = network.samples, network_of("gru_reset_before", gains, 500, seed)[0].weight_hh_l0.detach()[1000:]
-        other = UnitSamples("gru", s.old, s.gates, s.new, R_n @ s.old)
-        wrong, right = spectral_edge(other, gains), spectral_edge(s, gains)
-        assert right - wrong > 0.05
-        assert abs(network.eigenvalues.real.max() - right) < 0.1
-
-
-# ---- errors
-
-
-def test_wrong_arguments_raise():
-    samples = drawn("gru")
-    with pytest.raises(ValueError, match="spectral_support: `gains` of gru must contain h, z, r; 'z' is missing"):
-        spectral_support(samples, Gains(1.0))
-    with pytest.raises(ValueError, match=r"`points` must be \(P,\), got \(2, 2\)"):
-        spectral_function(samples, CELLS["gru"], torch.zeros(2, 2))
-    with pytest.raises(ValueError, match=r"`x` must be \(P,\), got \(\)"):
-        spectral_boundary(samples, CELLS["gru"], torch.zeros(()))
-    with pytest.raises(ValueError, match="exactly one of `x` and `steps` must be given"):
-        unit_samples(LAYERS["gru"](3))
-    with pytest.raises(ValueError, match="`module` must run one of the cells"):
-        unit_samples(torch.nn.Linear(2, 2), steps=1)
-    with pytest.raises(ValueError, match=r"`x` must be \(T, B, I\), not empty, I 1: got \(2, 1, 2\)"):
-        unit_samples(LAYERS["gru"](3), torch.zeros(2, 1, 2))
-    with pytest.raises(ValueError, match="`layer` must be between 0 and 0, got 1"):
-        unit_samples(LAYERS["gru"](3), steps=1, layer=1)
+        network = steady(cell, gains, 100 if cell == "lstm" else 200, 0, 100)
+        support = spectral_support(network.samples, gains)
+        assert (support.function(network.eigenvalues - 1) < 0).double().mean() <= 0.05
+        assert abs(1 + support.edge() - network.eigenvalues.abs().max()) < 0.2
 
 
 # ---- samples

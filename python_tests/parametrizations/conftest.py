@@ -1,8 +1,11 @@
 import pytest
+import torch
 
-from python_tests.parametrizations.linear import made
+from python_tests.samples.parametrizations import moved
+from rnnkern.parametrizations import orthogonal
 
 
 @pytest.fixture
 def linear():
-    return made()
+    """A linear layer with an orthogonal weight whose A is not 0."""
+    return moved(orthogonal(torch.nn.Linear(6, 6), "weight", init="henaff"))
