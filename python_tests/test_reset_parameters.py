@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from python_tests.samples import public_layers
+from python_tests.samples import layers as table
 from rnnkern import parametrizations
 from rnnkern.nn.filters import Momentum
 
@@ -22,7 +22,7 @@ OPTIONS = {
     "Similarity": [{"asymmetric": True}],
     "UnitaryRNN": [{"unitary_map": name} for name in ("exp", "scaled_cayley", "givens", "free")],
 }
-LAYERS = [(name, options) for name in public_layers.NAMES for options in ({}, *OPTIONS.get(name, ()))]
+LAYERS = [(name, options) for name in table.NAMES for options in ({}, *OPTIONS.get(name, ()))]
 
 
 @torch.no_grad()
@@ -50,7 +50,7 @@ def check_reset(make, reset):
 
 @pytest.mark.parametrize(("name", "options"), LAYERS, ids=str)
 def test_layers(name, options):
-    make = functools.partial(public_layers.layer, name, **options)
+    make = functools.partial(table.layer, name, **options)
     check_reset(make, lambda layer: layer.reset_parameters())
 
 

@@ -147,25 +147,6 @@ def test_saved_tensors_that_are_offloaded(layer, x):
     assert len(set(fetched)) == len(fetched)
 
 
-@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")  # for LRU
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.proof)])
-def test_compiled(layer, x, backend):
-    wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
-    with torch._dynamo.config.patch(allow_rnn=True):
-        loss = torch.compile(loss_of, backend=backend, fullgraph=True)(layer, x)
-    torch.testing.assert_close((loss, *gradients(layer, loss)), wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_autocast(layer, x):
-    wanted = gradients(layer, loss_of(layer, x))
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = loss_of(layer, x)
-    found = gradients(layer, loss)
-    for actual, exact in zip(found, wanted, strict=True):
-        assert actual.dtype == torch.float32
-        assert (actual - exact).norm() < 0.1 * sum(map(torch.norm, wanted))
-
-
 def test_a_copy_in_mid_training_goes_on_to_the_same_bits(layer, x):
     optimizer = optimizer_of(layer)
     before = train(layer, optimizer, x)

@@ -2,11 +2,9 @@
 
 import copy
 import itertools
-import pickle
 
 import pytest
 import torch
-from torch.nn.utils import parametrize
 
 import rnnkern
 import rnnkern.nn.cells
@@ -107,27 +105,6 @@ def test_second_derivatives(cls, options):
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
-@pytest.mark.parametrize("grad", [True, False])
-@classes
-def test_a_loop_over_the_cell_is_the_layer(cls, grad):
-    _, cell = pair(cls)
-    layer = getattr(rnnkern.nn, cls.removesuffix("Cell"))(I, H, dtype=torch.float64)
-    layer.load_state_dict({f"{name}_l0": value for name, value in cell.state_dict().items()})
-    sequence = torch.randn(6, B, I, dtype=torch.float64)
-    with torch.set_grad_enabled(grad):
-        state, outputs = (), []
-        for x in sequence:
-            state = run(cell, x, *state)
-            outputs.append(state[0])
-        output, wanted = torch.stack(outputs), layer(sequence)[0]
-    torch.testing.assert_close(output, wanted, rtol=1e-10, atol=1e-12)
-    if grad:
-        gradients = [
-            torch.autograd.grad(y.square().sum(), list(m.parameters())) for y, m in ((output, cell), (wanted, layer))
-        ]
-        torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
-
-
 # ---- parameters
 
 
@@ -144,39 +121,6 @@ def test_same_seed_same_parameters_and_state_dict_both_ways(cls, options):
                 p.add_(1)
         assert target.load_state_dict(source.state_dict()) == ([], [])
         torch.testing.assert_close(dict(target.state_dict()), dict(source.state_dict()), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
-@classes
-def test_copies(cls, duplicate):
-    _, cell = pair(cls)
-    twin, inputs = duplicate(cell), arguments(cls)
-    assert type(twin) is type(cell)
-    assert torch.equal(run(twin, *inputs)[0], run(cell, *inputs)[0])
-
-
-class Doubled(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, weight):
-        self.calls += 1
-        return 2 * weight
-
-
-@pytest.mark.parametrize("grad", [True, False])
-@classes
-def test_parametrized_once_per_step(cls, grad):
-    theirs, ours = pair(cls)
-    doubled = Doubled()
-    parametrize.register_parametrization(ours, "weight_hh", doubled)
-    with torch.no_grad():
-        theirs.weight_hh.mul_(2)
-    inputs, doubled.calls = arguments(cls), 0
-    with torch.set_grad_enabled(grad):
-        torch.testing.assert_close(run(ours, *inputs), run(theirs, *inputs), rtol=1e-10, atol=1e-12)
-    assert doubled.calls == 1
 
 
 # ---- errors: type and message are those of torch.nn
@@ -282,49 +226,3 @@ def test_without_derivatives_the_short_way_is_taken(cls, monkeypatch):
         with rnnkern.use("reference"):
             run(cell, *inputs)
     assert [s is None for s in steps] == [False, True]
-
-
-@pytest.mark.parametrize("grad", [True, False])
-@classes
-def test_autocast(cls, grad):
-    """The dtypes are those of torch.nn too."""
-    theirs, cell = pair(cls, dtype=torch.float32)
-    inputs = arguments(cls, dtype=torch.float32)
-    wanted = run(cell, *inputs)
-    with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(grad):
-        state = run(cell, *inputs)
-        again = run(cell, inputs[0], *(s.bfloat16() for s in state))
-        assert [s.dtype for s in state] == [s.dtype for s in run(theirs, *inputs)]
-    assert {s.dtype for s in again} == {torch.bfloat16}
-    torch.testing.assert_close(tuple(s.float() for s in state), wanted, rtol=0, atol=0.03)
-    if grad:
-        sum(s.float().sum() for s in again).backward()
-        assert all(p.grad.dtype == torch.float32 for p in cell.parameters())
-
-
-@pytest.mark.filterwarnings(
-    "ignore:<class 'torch.autograd.function.Function'> should not be:DeprecationWarning",
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
-)
-@pytest.mark.parametrize("grad", [True, False])
-@classes
-def test_compiles_whole(cls, grad):
-    _, cell = pair(cls)
-    x, *state = arguments(cls)
-    compiled = torch.compile(cell, backend="aot_eager", fullgraph=True)
-    with torch.set_grad_enabled(grad):
-        for hx in (None, tuple(state) if cls == "LSTMCell" else state[0]):
-            torch.testing.assert_close(compiled(x, hx), cell(x, hx), rtol=1e-10, atol=1e-12)
-
-
-@classes
-def test_explain_tells_what_runs(cls):
-    _, cell = pair(cls)
-    x, *state = arguments(cls)
-    hx = tuple(state) if cls == "LSTMCell" else state[0]
-    (choice,) = rnnkern.ops.explain(cell, x, hx)
-    assert choice.implementation == ("cpu" if _extension.available else "reference")
-    with rnnkern.use("reference"):
-        assert rnnkern.ops.explain(cell, x)[0].implementation == "reference"
-    with rnnkern.use("triton"), pytest.raises(ValueError, match="triton"):
-        cell(x)

@@ -1,15 +1,11 @@
 """Runs PyTorch's own test inputs for RNN, LSTM and GRU (torch.testing._internal.common_modules) with the modules of
 torch.nn and rnnkern."""
 
-import copy
 import functools
-import io
-import pickle
 
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
-from torch.nn.utils import parametrize as reparametrize
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -140,91 +136,3 @@ def test_gradcheck(name, k):
 
 
 # ---- other uses of a module, for every form of constructor and input
-
-
-def assert_equal(actual, wanted):
-    assert len(actual) == len(wanted)
-    assert all(torch.equal(a, b) for a, b in zip(actual, wanted, strict=True))
-
-
-@parametrize("inputs")
-def test_without_gradients(name, k):
-    module, args = build(name, k, rnnkern.nn), arguments(name, k)
-    wanted = floats(module(*args))
-    with torch.no_grad():
-        plain = floats(module(*args))
-    with torch.inference_mode():
-        inference = floats(module(*args))
-    assert_equal(plain, wanted)
-    assert_equal(inference, wanted)
-    assert not any(y.requires_grad for y in plain)
-    assert all(y.is_inference() for y in inference)
-
-
-@parametrize("inputs")
-def test_frozen_weights(name, k):
-    module, args = build(name, k, rnnkern.nn), arguments(name, k)
-    wanted = values_and_gradients(module, args)
-    for p in list(module.parameters())[::2]:
-        p.requires_grad_(False)
-    leaves = [*floats(args), *module.parameters()]
-    gradients = [g for g, x in zip(wanted[-len(leaves) :], leaves, strict=True) if x.requires_grad]
-    assert_equal(values_and_gradients(module, args), wanted[: -len(leaves)] + gradients)
-
-
-class Doubled(torch.nn.Module):
-    def forward(self, weight):
-        return 2 * weight
-
-
-@parametrize("inputs", every=3)
-def test_parametrized_weights(name, k):
-    module, doubled, args = build(name, k, rnnkern.nn), build(name, k, rnnkern.nn), arguments(name, k)
-    names = [n for n, _ in module.named_parameters()]
-    for n in names:
-        reparametrize.register_parametrization(module, n, Doubled())
-    with torch.no_grad():
-        for p in doubled.parameters():
-            p.mul_(2)
-    actual, wanted = values_and_gradients(module, args), values_and_gradients(doubled, args)
-    assert_equal(actual, [*wanted[: -len(names)], *(2 * g for g in wanted[-len(names) :])])
-
-
-def through_a_file(module):
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@parametrize("inputs", every=3)
-def test_copies(name, k):
-    module, args = build(name, k, rnnkern.nn), arguments(name, k)
-    wanted = floats(module(*args))
-    for duplicate in (copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_a_file):
-        twin = duplicate(module)
-        assert repr(twin) == repr(module)
-        assert_equal(floats(twin(*args)), wanted)
-
-
-@parametrize("inputs")
-def test_state_goes_to_torchs_module_and_back(name, k):
-    """Loads the state_dict into torch.nn's module, and back into a module that was created on the meta device."""
-    constructor = given(name)[k].constructor_input
-    module, theirs, args = build(name, k, rnnkern.nn), build(name, k, torch.nn), arguments(name, k)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.mul_(-1)
-    assert theirs.load_state_dict(module.state_dict()) == ([], [])
-    twin = getattr(rnnkern.nn, name)(*constructor.args, **constructor.kwargs, device="meta")
-    assert {p.device.type for p in twin.parameters()} == {"meta"}
-    assert twin.load_state_dict(theirs.state_dict(), assign=True) == ([], [])
-    assert_equal(floats(twin(*args)), floats(module(*args)))
-
-
-@parametrize("inputs", every=3)
-def test_arguments_that_are_not_contiguous(name, k):
-    module, args = build(name, k, rnnkern.nn), arguments(name, k)
-    spread = convert(args, lambda x: x.detach().repeat_interleave(2, dim=-1)[..., ::2].requires_grad_())
-    assert not any(x.is_contiguous() for x in floats(spread))
-    assert_equal(values_and_gradients(module, spread), values_and_gradients(module, args))

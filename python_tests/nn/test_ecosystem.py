@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import rnnkern
 from python_tests.ops.test_flops import flops
-from python_tests.samples import public_layers
+from python_tests.samples import layers as table
 from rnnkern import _extension, nn
 
 if not _extension.available:
@@ -96,10 +96,10 @@ def check_trace(model, x, tracer=torch.fx.Tracer):
     torch.testing.assert_close(tree_leaves(found), tree_leaves(model(x)), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", public_layers.NAMES)
+@pytest.mark.parametrize("name", table.NAMES)
 def test_every_layer_is_a_leaf_of_a_trace(name):
     rows = (B,) if name.endswith(("Cell", "ODE")) else (B, T) if name in OF_BATCH_FIRST else (T, B)
-    check_trace(Model(public_layers.layer(name)), torch.randn(*rows, I))
+    check_trace(Model(table.layer(name)), torch.randn(*rows, I))
 
 
 TRACED = {

@@ -1,7 +1,5 @@
 """h-detach: the option recurrent_grad_dropout of LSTM."""
 
-import copy
-
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
@@ -104,19 +102,3 @@ def test_with_dropout_of_the_state_and_autocast():
         output, _ = module(torch.randn(T, B, I))
     output.sum().backward()
     assert module.weight_hh_l0.grad.isfinite().all()
-
-
-def test_copies_keep_it_and_say_it():
-    module = build(recurrent_grad_dropout=0.25)
-    assert copy.deepcopy(module).recurrent_grad_dropout == 0.25
-    assert repr(module) == "rnnkern.nn.LSTM(3, 5, recurrent_grad_dropout=0.25)"
-    assert repr(build()) == "rnnkern.nn.LSTM(3, 5)"
-    assert "recurrent_grad_dropout=0.25" in rnnkern.restore(module).left[0].reason
-
-
-@pytest.mark.parametrize(
-    ("rate", "error"), [(-0.1, ValueError), (1.1, ValueError), ("a", TypeError), (True, TypeError)]
-)
-def test_wrong_rates(rate, error):
-    with pytest.raises(error, match=r"recurrent_grad_dropout (must be in \[0, 1\]|should be of type float)"):
-        build(recurrent_grad_dropout=rate)

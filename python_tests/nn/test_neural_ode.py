@@ -174,25 +174,6 @@ def test_copies_compiler_autocast_and_explain(ode):
     assert not torch.equal(first(ode(h)), wanted)
 
 
-def test_wrong_arguments():
-    for make, error, said in (
-        (lambda: NeuralODE(2, 3, steps=0), ValueError, "steps must be at least 1, got 0"),
-        (lambda: NeuralODE(2, 3, steps=1.5), TypeError, "steps should be of type int, got: float"),
-        (lambda: NeuralODE(2, None, steps=1), TypeError, "hidden_size should be of type int"),
-        (lambda: NeuralODE(2, 3, steps=1, time=0), ValueError, "time must be positive, got 0"),
-        (lambda: NeuralODE(2, 3, steps=1, method="rk4"), ValueError, r"method must be one of \('adams', 'euler'\)"),
-        (lambda: HeavyBallODE(2, 3, steps=1, gamma=-1), ValueError, "gamma must be at least 0, got -1"),
-        (lambda: HeavyBallODE(2, 3, steps=1, gamma="a"), TypeError, "gamma should be of type float, got: str"),
-        (lambda: HeavyBallODE(2, 3, steps=1, generalized=True), ValueError, "`hidden_size` must be None .* got 3"),
-        (lambda: NeuralODE(2, 3, steps=1)(torch.zeros(4, 3)), ValueError, r"`h` must be \(B, 2\), got \(4, 3\)"),
-        (lambda: NeuralODE(2, 3, steps=1)(torch.zeros(4, 2, dtype=F64)), TypeError, "`h` must have the dtype"),
-        (lambda: HeavyBallODE(2, 3, steps=1)(torch.zeros(4, 2), torch.zeros(3, 2)), ValueError, r"`m` must .*\(4, 2\)"),
-        (lambda: HeavyBallODE(2, 3, steps=1)([1.0]), TypeError, "`h` must be a tensor, got list"),
-    ):  # fmt: skip
-        with pytest.raises(error, match=said):
-            make()
-
-
 def test_solvers_of_torchdiffeq_take_the_fields():
     odeint = pytest.importorskip("torchdiffeq").odeint
     h, m, times = drawn(B, H), drawn(B, H), torch.linspace(0, 1, 101, dtype=F64)

@@ -57,15 +57,6 @@ def test_training_is_the_operator_with_the_seeds_that_torch_draws(cls, options):
     assert torch.equal(output, torch.cat(wanted, dim=-1))
 
 
-def test_explain_and_choose_draw_nothing():
-    module = build("LSTM", I, H, **NOISE)
-    torch.manual_seed(4)
-    wanted = torch.rand(1)
-    torch.manual_seed(4)
-    assert rnnkern.ops.explain(module, torch.randn(0, B, I, dtype=torch.float64))[0].implementation == "cpu"
-    assert torch.equal(torch.rand(1), wanted)
-
-
 def test_one_rate_for_each_state_of_an_lstm():
     h_alone, x = build("LSTM", I, H, zoneout=(0.9, 0.0)), torch.zeros(1, 200, I, dtype=torch.float64)
     state = tuple(torch.full((1, 200, H), 7.0, dtype=torch.float64) for _ in range(2))
@@ -85,33 +76,12 @@ def test_packed_input():
     assert all(p.grad.isfinite().all() for p in module.parameters())
 
 
-def test_a_step_at_a_time_in_evaluation():
-    module, x = build("LSTM", I, H, **NOISE).eval(), torch.randn(T, B, I, dtype=torch.float64)
-    output, final = module(x)
-    state, steps = (torch.zeros(1, B, H, dtype=torch.float64),) * 2, []
-    with torch.no_grad():
-        for t in range(T):
-            h, state = module(x[t : t + 1], state)
-            steps.append(h)
-    torch.testing.assert_close(torch.cat(steps), output)
-    torch.testing.assert_close(state, final)
-
-
 def test_copies_keep_their_rates_and_say_them():
     module = build("LSTM", I, H, zoneout=(0.1, 0.2), recurrent_dropout=0.5)
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert (other.zoneout, other.recurrent_dropout) == ((0.1, 0.2), 0.5)
     assert repr(module) == "rnnkern.nn.LSTM(3, 6, zoneout=(0.1, 0.2), recurrent_dropout=0.5)"
     assert repr(build("GRU", I, H)) == "rnnkern.nn.GRU(3, 6)"
-
-
-def test_autocast():
-    module, x = rnnkern.nn.LSTM(I, H, **NOISE), torch.randn(T, B, I)
-    with torch.autocast("cpu", torch.bfloat16):
-        output, _ = module(x)
-    assert output.dtype == torch.bfloat16
-    output.sum().backward()
-    assert module.weight_hh_l0.grad.dtype == torch.float32
 
 
 def test_members_of_an_ensemble_draw_as_vmap_is_told():
@@ -139,19 +109,3 @@ def test_compiled():
     wanted = module(x)[0]
     torch.testing.assert_close(output, wanted)
     torch.testing.assert_close(grad, torch.autograd.grad(wanted.sum(), module.weight_hh_l0)[0])
-
-
-@pytest.mark.parametrize(
-    ("cls", "options", "error", "message"),
-    [
-        ("RNN", {"zoneout": 1.0}, ValueError, r"zoneout must be in \[0, 1\), got 1.0"),
-        ("GRU", {"zoneout": (0.1, 0.1)}, TypeError, "zoneout should be of type float, got: tuple"),
-        ("LSTM", {"zoneout": (0.1,) * 3}, ValueError, r"zoneout must be in \[0, 1\), or 2 such numbers, one"),
-        ("LSTM", {"zoneout": (0.1, 2)}, ValueError, r"in \[0, 1\), or 2 such numbers, one .* got \(0.1, 2\)"),
-        ("LSTM", {"recurrent_dropout": -0.1}, ValueError, r"recurrent_dropout must be in \[0, 1\), got -0.1"),
-        ("LSTM", {"recurrent_dropout": True}, TypeError, "recurrent_dropout should be of type float, got: bool"),
-    ],
-)
-def test_what_is_refused(cls, options, error, message):
-    with pytest.raises(error, match=message):
-        build(cls, I, H, **options)

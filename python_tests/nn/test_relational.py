@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-import rnnkern
 from perf.relational_models import encoder
 from rnnkern import reference
 from rnnkern.nn import ESBN, ContextNorm, CoRelNet, Similarity
-from rnnkern.ops import explain, similarity
+from rnnkern.ops import similarity
 
 HEADS = {(3, 2): 200418, (21, 2): 205026, (45, 4): 211684, (45, 2): 211170, (91, 6): 223974}
 """Parameters of table 3 of the thesis, by the size of the triangle and the number of answers."""
@@ -111,33 +110,3 @@ def test_what_a_decoder_sees_is_the_equality_of_objects():
         R = similarity(encoder(32)(table)[indices])
     E = (indices.unsqueeze(1) == indices.unsqueeze(2)).float().tril()
     assert (R - E / E.sum(-1, keepdim=True)).abs().mean() <= 1e-6
-
-
-def test_explain_names_the_calls():
-    assert [choice.implementation for choice in explain(Similarity(4), torch.randn(2, 3, 4))] == ["cpu"]
-    found = rnnkern.explain(torch.nn.ModuleList([CoRelNet(4, 3, 2), ESBN(4, 2), Similarity(4, norm=None)]))
-    assert {name: choice.implementation for name, (choice,) in found.items()} == {
-        "0.similarity": "cpu", "1.similarity": "cpu", "2": "cpu",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("error", "make", "said"),
-    [
-        (ValueError, lambda: ContextNorm(0), "ContextNorm: `d` must be at least 1, got 0"),
-        (TypeError, lambda: ContextNorm("d"), "ContextNorm: `d` must be an int, got 'd'"),
-        (TypeError, lambda: ContextNorm(4, unbiased=None), "ContextNorm: `unbiased` must be a bool"),
-        (ValueError, lambda: ContextNorm(4, eps=-1.0), "ContextNorm: `eps` must not be negative"),
-        (ValueError, lambda: ContextNorm(4)(torch.zeros(2, 3)), r"`x` must be \(B, T, d\) = \(B, T, 4\), got \(2, 3\)"),
-        (ValueError, lambda: ContextNorm(4, (2, 2))(torch.zeros(2, 3, 4)), "ContextNorm: `segments` must sum to T = 3"),
-        (ValueError, lambda: Similarity(4, mask="past"), "Similarity: `mask` must be one of"),
-        (ValueError, lambda: Similarity(4, mask="full", packed=True), "Similarity: `packed` must be False"),
-        (ValueError, lambda: CoRelNet(4, 3, 2, rule="mix"), "CoRelNet: `rule` must be one of"),
-        (ValueError, lambda: CoRelNet(4, 3, 2, rule="difference", decoder="transformer"), "`decoder` must be 'mlp'"),
-        (ValueError, lambda: CoRelNet(4, 3, 2)(torch.zeros(2, 4, 4)), r"T = 3, got \(2, 4, 4\)"),
-        (ValueError, lambda: ESBN(4, 0), "ESBN: `outputs` must be at least 1, got 0"),
-    ],
-)
-def test_errors_name_the_argument(error, make, said):
-    with pytest.raises(error, match=said):
-        make()

@@ -1,19 +1,15 @@
 """RelRNN, RelLSTM, MemRNN and MemLSTM."""
 
-import copy
-import io
 import itertools
-import pickle
 
 import pytest
 import torch
-from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_sequence
 
 import rnnkern.nn
 from python_tests.samples import draws, mostly
-from rnnkern import _extension, parametrizations, reference
+from rnnkern import parametrizations, reference
 from rnnkern.nn import MemLSTM, MemRNN, RelLSTM, RelRNN
-from rnnkern.ops import RelevancyState
 from rnnkern.testing import assert_close_over_draws
 
 T, B, I, N = 9, 3, 4, 5  # noqa: E741
@@ -38,14 +34,6 @@ def build(cls, **options):
 
 def inputs(*shape):
     return torch.randn(*(shape or (T, B, I)), dtype=torch.float64)
-
-
-def same(a, b):
-    """Checks that two states agree: equal events, and almost equal values."""
-    for x, y in zip(a, b, strict=True):
-        assert (x is None) == (y is None)
-        if x is not None:
-            torch.testing.assert_close(x, y)
 
 
 def of_reference(layer, x, dtype, **rest):
@@ -86,56 +74,6 @@ def test_a_layer_is_the_definition(cls, options):
         return same, {name: (value, naive[name], truth[name]) for name, value in found.items()}
 
     assert_close_over_draws(mostly(draws(compared)))
-
-
-@every
-def test_batch_first_and_unbatched(cls, options):
-    layer, x, reset = build(cls, **options), inputs(), torch.rand(T, B) < 0.2
-    wanted, final = layer(x, reset=reset)
-    layer.batch_first = True
-    output, state = layer(x.transpose(0, 1), reset=reset.T)
-    assert torch.equal(output.transpose(0, 1), wanted)
-    same(state, final)
-    for k in range(B):
-        output, state = layer(x[:, k], reset=reset[:, k])
-        torch.testing.assert_close(output, wanted[:, k])
-        same(state, RelevancyState(*(None if part is None else part[k] for part in final)))
-        goes_on, _ = layer(x[:, k], state)
-        torch.testing.assert_close(goes_on, layer(x.transpose(0, 1), final)[0][k])
-
-
-@every
-def test_packed_is_each_sequence_by_itself(cls, options):
-    layer, lengths = build(cls, **options), (4, 9, 6)
-    sequences, resets = [inputs(n, I) for n in lengths], torch.rand(9, B) < 0.2
-    packed = pack_sequence(sequences, enforce_sorted=False)
-    output, state = layer(packed, reset=resets)
-    rows, found = pad_packed_sequence(output)
-    assert tuple(found.tolist()) == lengths
-    goes_on, _ = layer(packed, state)
-    for k, (x, n) in enumerate(zip(sequences, lengths, strict=True)):
-        wanted, final = layer(x, reset=resets[:n, k])
-        torch.testing.assert_close(rows[:n, k], wanted)
-        torch.testing.assert_close(state.s[k], final.s)
-        assert torch.equal(state.ids[k], final.ids)
-        torch.testing.assert_close(pad_packed_sequence(goes_on)[0][:n, k], layer(x, final)[0])
-
-
-@every
-@pytest.mark.parametrize("cut", [1, 5, 8])
-def test_chunks_are_the_whole(cls, options, cut):
-    layer, x = build(cls, **options), inputs(12, B, I)
-    whole, wanted = layer(x)
-    first, state = layer(x[:cut])
-    second, state = layer(x[cut:], state)
-    torch.testing.assert_close(torch.cat([first, second]), whole)  # exact except for rounding in the product with U
-    assert torch.equal(state.ids, wanted.ids)
-    same(state, wanted)
-    parameters = [p for name, p in layer.named_parameters() if name != "weight_screen_l0"]  # reached in the same call
-    grads = [torch.autograd.grad(out.square().sum(), parameters)
-             for out in (whole, torch.cat([first, second]))]  # fmt: skip
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_an_initial_state():
@@ -262,38 +200,6 @@ def test_v_takes_a_parametrization(held):
 # ---- general behavior of modules
 
 
-@every
-def test_copies_compute_the_same(cls, options):
-    layer, x = build(cls, **options), inputs()
-    wanted, state = layer(x)
-    other = build(cls, **options)
-    other.load_state_dict(layer.state_dict())
-    for copied in (other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(copied(x)[0], wanted)
-        assert repr(copied) == repr(layer)
-    buffer = io.BytesIO()
-    torch.save(RelevancyState(*(part if part is None else part.detach() for part in state)), buffer)
-    buffer.seek(0)
-    with torch.serialization.safe_globals([RelevancyState]):
-        saved = torch.load(buffer)
-    assert torch.equal(layer(x, saved)[0], layer(x, state)[0])
-
-
-@pytest.mark.parametrize(("cls", "options"), [LAYERS[0], LAYERS[3]], ids=["RelRNN", "RelLSTM"])
-def test_compiles_as_one_graph(cls, options):
-    if not _extension.available:
-        pytest.skip(f"no compiled part: {_extension.reason}")
-    layer, x, reset = build(cls, **options), inputs(), torch.rand(T, B) < 0.2
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for state in (None, layer(x)[1]):
-        found, wanted = compiled(x, state, reset), layer(x, state, reset)
-        torch.testing.assert_close(found[0], wanted[0])
-        same(found[1], wanted[1])
-        grads = [torch.autograd.grad(output.square().sum(), list(layer.parameters()), retain_graph=True)
-                 for output in (found[0], wanted[0])]  # fmt: skip
-        torch.testing.assert_close(*grads)
-
-
 def test_parameters_have_these_names():
     assert {name: tuple(p.shape) for name, p in RelLSTM(I, N).named_parameters()} == {
         "weight_ih_l0": (4 * N, I), "weight_hh_l0": (4 * N, N), "weight_query_l0": (N, N), "weight_key_l0": (N, N),
@@ -301,63 +207,6 @@ def test_parameters_have_these_names():
     }  # fmt: skip
     assert "modrelu_bias_l0" in dict(RelRNN(I, N, nonlinearity="modrelu").named_parameters())
     assert "bias_ih_l0" not in dict(RelRNN(I, N, bias=False).named_parameters())
-
-
-def test_autocast():
-    layer, x = RelLSTM(I, N, buffer_size=3, relevant_size=2), torch.randn(T, B, I)
-    with torch.autocast("cpu", torch.bfloat16):
-        output, state = layer(x)
-        layer(x, state)
-    assert (output.dtype, state.s.dtype) == (torch.bfloat16, torch.float32)
-    output.float().sum().backward()
-    assert layer.weight_hh_l0.grad.dtype == torch.float32
-
-
-def test_explain_knows_the_module():
-    (choice,) = rnnkern.ops.explain(RelRNN(I, N), torch.randn(T, B, I))
-    assert choice.implementation in ("cpu", "reference")
-
-
-def test_repr():
-    assert repr(RelRNN(3, 4, combine="sum", nonlinearity="relu", batch_first=True)) == (
-        "RelRNN(3, 4, buffer_size=10, relevant_size=10, nonlinearity=relu, combine=sum, batch_first=True)"
-    )
-    assert repr(MemLSTM(3, 4, bias=False)) == "MemLSTM(3, 4, bias=False)"
-
-
-@pytest.mark.parametrize(
-    ("cls", "options", "error", "message"),
-    [
-        (RelRNN, {"buffer_size": 0}, ValueError, "buffer_size must be at least 1, got 0"),
-        (RelRNN, {"relevant_size": -1}, ValueError, "relevant_size must be at least 0, got -1"),
-        (RelRNN, {"buffer_size": 2.0}, TypeError, "buffer_size should be of type int, got: float"),
-        (RelRNN, {"num_heads": 2}, ValueError, "num_heads must divide hidden_size = 5, got 2"),
-        (RelRNN, {"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
-        (RelRNN, {"nonlinearity": "gelu"}, ValueError, "nonlinearity must be one of .*, got 'gelu'"),
-        (RelLSTM, {"combine": "mean"}, ValueError, "combine must be one of .*, got 'mean'"),
-        (RelLSTM, {"nonlinearity": "relu"}, TypeError, "nonlinearity"),
-        (MemRNN, {"buffer_size": 5}, TypeError, "MemRNN: unknown argument `buffer_size`"),
-    ],
-)
-def test_wrong_options(cls, options, error, message):
-    with pytest.raises(error, match=message):
-        cls(I, N, **options)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda m: m(torch.zeros(T, B, 7)), ValueError, r"RelRNN: `input` must be \(T, B, 4\), or without B, got"),
-        (lambda m: m(torch.zeros(T, B, I).double()), TypeError, "dtype of the parameters, torch.float32, got"),
-        (lambda m: m([1.0]), TypeError, "must be a tensor or a PackedSequence, got list"),
-        (lambda m: m(torch.zeros(T, B, I), reset=torch.zeros(T, B)), TypeError, "RelRNN: `reset` must be a bool"),
-        (lambda m: m(torch.zeros(T, B, I), reset=torch.zeros(B, T) > 0), ValueError, r"must be \(T, B\) = \(9, 3\)"),
-        (lambda m: m(torch.zeros(T, B, I), (torch.zeros(B, 2),)), ValueError, r"`hx` must be \(3, 5\), got \(3, 2\)"),
-    ],
-)
-def test_wrong_calls(call, error, message):
-    with pytest.raises(error, match=message):
-        call(RelRNN(I, N))
 
 
 @pytest.mark.parametrize("batch_first", [False, True])

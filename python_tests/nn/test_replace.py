@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import rnnkern
 import rnnkern.nn
-from python_tests.samples import public_layers
+from python_tests.samples import layers as table
 from rnnkern import _extension, replace, restore
 
 T, B, I, H = 5, 3, 4, 6  # noqa: E741
@@ -421,9 +421,9 @@ def test_explain_walks_a_model():
 NOT_RECURRENT = {"Recurrent", "ContextNorm", "Similarity", "CoRelNet", "ESBN"}
 
 
-@pytest.mark.parametrize("name", [n for n in public_layers.NAMES if n not in NOT_RECURRENT])
+@pytest.mark.parametrize("name", [n for n in table.NAMES if n not in NOT_RECURRENT])
 def test_explain_asks_every_layer(name):
-    module = torch.nn.Sequential(public_layers.layer(name))
+    module = torch.nn.Sequential(table.layer(name))
     assert [c.implementation for c in rnnkern.explain(module)["0"]] == ["cpu"]
     weights = (
         (part, name)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from python_tests.ops.test_every_operator import CALLS, results
-from python_tests.samples import public_layers
+from python_tests.samples import layers
 from python_tests.tiers import each_level
 from rnnkern import nn, ops
 from rnnkern.ops import linear_scan, recurrence
@@ -49,11 +49,11 @@ def test_operators_leave_the_setting(name, caller):
     check_setting(lambda: results(getattr(ops, name), CALLS[name](*sizes, **dtype)))
 
 
-@pytest.mark.parametrize("name", public_layers.NAMES)
+@pytest.mark.parametrize("name", layers.NAMES)
 def test_layers_leave_the_setting(name, caller):
-    layer = public_layers.layer(name)
-    rows = (40,) if name.endswith(("Cell", "ODE")) else (40, public_layers.OBJECTS)
-    x = torch.randn(*rows, public_layers.INPUT_SIZE)
+    layer = layers.layer(name)
+    rows = (40,) if name.endswith(("Cell", "ODE")) else (40, layers.OBJECTS)
+    x = torch.randn(*rows, layers.INPUT_SIZE)
 
     def train():
         y = layer(x)
