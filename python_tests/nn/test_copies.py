@@ -216,7 +216,9 @@ def test_a_dtype_that_is_not_supported_is_refused_before_it_is_there(dtype):
     ],
 )  # fmt: skip
 def test_a_layer_prints_how_it_was_made(make, said):
-    assert repr(make()).endswith(said)
+    module = make()
+    for copied in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert repr(copied).endswith(said)
 
 
 def test_other_layers_print_their_options_first():

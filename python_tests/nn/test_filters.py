@@ -44,18 +44,6 @@ def test_momentum_adds_h_eigenvalues_mu_and_h_exponents_ln_mu():
     assert (exponents[:H] - math.log(mu)).abs().min() > 1e-3
 
 
-def test_momentum_does_not_enter_the_gradient_through_h():
-    """dL/dh_0 is the product of the D R, because v does not depend on h."""
-    module, x = MomentumRNN(I, H, dtype=F64), torch.randn(T, 1, I, dtype=F64)
-    h0 = torch.randn(1, 1, H, dtype=F64, requires_grad=True)
-    output, _ = module(x, (h0, torch.randn(1, 1, H, dtype=F64)))
-    wanted = torch.ones(H, dtype=F64)
-    for h in reversed(output.detach()[:, 0]):
-        wanted = (wanted * (1 - h**2)) @ module.weight_hh_l0.detach()
-    (grad,) = torch.autograd.grad(output[-1].sum(), h0)
-    torch.testing.assert_close(grad.flatten(), wanted)
-
-
 def test_the_slope_at_zero_is_ten_times_the_step():
     """With the published epsilon of 1e-16 it would be 6e7 for s = 0.6."""
     module = RNN(1, 1, nonlinearity="identity", bias=False, filter=Adam(0.6, 0.6, 0.9), dtype=F64)

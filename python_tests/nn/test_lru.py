@@ -15,17 +15,6 @@ def layer(**options):
     return LRU(I, N, **{"dtype": F64, "r_min": 0.5} | options)
 
 
-def test_gradients_of_gradients():
-    module, x = LRU(2, 2, 1, r_min=0.5, dtype=F64), torch.randn(3, 1, 2, dtype=F64, requires_grad=True)
-    names, values = zip(*module.named_parameters(), strict=True)
-
-    def run(x, *values):
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x,))[0]
-
-    assert torch.autograd.gradcheck(run, (x, *values))
-    assert torch.autograd.gradgradcheck(run, (x, *values))
-
-
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.9, 0.999), (0.5, 0.5)])
 def test_it_begins_on_the_ring(low, high):
     module = LRU(1, 4000, r_min=low, r_max=high, max_phase=math.pi / 10, dtype=F64)

@@ -1,4 +1,4 @@
-"""Options that torch.nn lacks: heads, more nonlinearities, and the reset gate before the product."""
+"""Options that torch.nn lacks: how their parameters begin, after torch.nn's own, and what save_gates keeps."""
 
 import pytest
 import torch
@@ -29,21 +29,41 @@ def test_heads_are_drawn_as_torch_draws_weights():
     assert heads.weight_hh_l0.shape == (4, 64, 16)
 
 
-def test_modrelu_bias_is_drawn_last_and_small():
+NORMS = {"weight_ln_ih": 1.0, "weight_ln_hh": 1.0}
+ADDED = [
+    ("RNN", {"nonlinearity": "modrelu"}, {"modrelu_bias": None}),
+    ("LSTM", {"layer_norm": True}, NORMS | {"weight_ln_c": 1.0, "bias_ln_c": 0.0}),
+    ("GRU", {"layer_norm": True}, NORMS),
+]
+"""Options, and the values of the parameters that they add; None for small random ones."""
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("cls", "options", "added"), ADDED)
+def test_torchs_parameters_are_drawn_as_torch_draws_them(cls, options, added, bias):
+    common = {"num_layers": 2, "bidirectional": True, "bias": bias}
     torch.manual_seed(1)
-    theirs = torch.nn.RNN(I, 64, 2, bidirectional=True)
+    theirs = getattr(torch.nn, cls)(I, 64, **common)
     torch.manual_seed(1)
-    rnn = rnnkern.nn.RNN(I, 64, 2, "modrelu", bidirectional=True)
-    names = [f"modrelu_bias_l{k}{suffix}" for k in (0, 1) for suffix in ("", "_reverse")]
-    assert [n for n, _ in rnn.named_parameters()] == [*(n for n, _ in theirs.named_parameters()), *names]
+    ours = getattr(rnnkern.nn, cls)(I, 64, **common, **options)
+    suffixes = [f"l{k}{direction}" for k in (0, 1) for direction in ("", "_reverse")]
+    names = {f"{name}_{suffix}": value for suffix in suffixes for name, value in added.items()}
+    assert set(ours.state_dict()) == set(theirs.state_dict()) | set(names)
     for name, p in theirs.named_parameters():
-        assert torch.equal(getattr(rnn, name), p)
+        assert torch.equal(getattr(ours, name), p)
     for _ in range(2):
-        for name in names:
-            bias = getattr(rnn, name)
-            assert bias.shape == (64,)
-            assert 0.005 < bias.abs().max() <= 0.01
-        rnn.reset_parameters()
+        for name, value in names.items():
+            p = getattr(ours, name)
+            if value is None:
+                assert p.shape == (64,)
+                assert 0.005 < p.abs().max() <= 0.01
+            else:
+                assert torch.equal(p, torch.full_like(p, value))
+        with torch.no_grad():
+            for p in ours.parameters():
+                p.fill_(7)
+        ours.reset_parameters()
+    assert ours.weight_hh_l0.unique().numel() == ours.weight_hh_l0.numel()
 
 
 @pytest.mark.skipif(not rnnkern._extension.available, reason="the reference keeps what autograd records")
