@@ -241,20 +241,3 @@ def test_opacus_takes_a_layer_that_returns_its_output_alone():
     opacus.GradSampleModule(model, loss_reduction="sum")(x).square().sum().backward()
     for name, p, *per_sample in zip(names, model.parameters(), *wanted, strict=True):
         torch.testing.assert_close(p.grad_sample, torch.stack(per_sample), msg=lambda m, name=name: f"{name}: {m}")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_opacus_takes_a_restored_layer():
-    opacus = pytest.importorskip("opacus", reason="Opacus is not installed")
-    model = Classifier(nn.GRU(I, H, batch_first=True))
-    rnnkern.restore(model)
-    model = opacus.validators.ModuleValidator.fix(model)
-    assert type(model.layer).__name__ == "DPGRU"
-    data = torch.utils.data.TensorDataset(torch.randn(B, T, I))
-    model, optimizer, loader = opacus.PrivacyEngine().make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), 0.1),
-        data_loader=torch.utils.data.DataLoader(data, B), noise_multiplier=1.0, max_grad_norm=1.0,
-    )  # fmt: skip
-    for (x,) in loader:
-        model(x).square().sum().backward()
-        optimizer.step()

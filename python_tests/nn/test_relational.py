@@ -6,7 +6,6 @@ import torch
 from perf.relational_models import encoder
 from rnnkern import reference
 from rnnkern.nn import ESBN, ContextNorm, CoRelNet, Similarity
-from rnnkern.ops import similarity
 
 HEADS = {(3, 2): 200418, (21, 2): 205026, (45, 4): 211684, (45, 2): 211170, (91, 6): 223974}
 """Parameters of table 3 of the thesis, by the size of the triangle and the number of answers."""
@@ -95,18 +94,3 @@ def test_context_norm():
     half = ContextNorm(4, dtype=torch.float16)(x[2:].half())
     assert half.dtype == torch.float16
     torch.testing.assert_close(half.float(), ContextNorm(4)(x[2:].half().float()), rtol=0, atol=2e-3)
-
-
-def test_what_a_decoder_sees_is_the_equality_of_objects():
-    """Of an encoder that has learned nothing: R = E / sum(E), E the equality of objects under the mask."""
-    from perf.relational_shapes import shapes
-    from perf.relational_tasks import TASKS, split
-
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    table, (pool, _) = shapes("bitmaps", 0), split(0, 0)
-    indices, _ = TASKS["dist3"].draw(300, pool, generator, False)
-    with torch.no_grad():
-        R = similarity(encoder(32)(table)[indices])
-    E = (indices.unsqueeze(1) == indices.unsqueeze(2)).float().tril()
-    assert (R - E / E.sum(-1, keepdim=True)).abs().mean() <= 1e-6

@@ -177,15 +177,6 @@ def test_v_takes_a_parametrization(held):
     assert not torch.allclose(layer.weight_hh_l0, V)
 
 
-def test_parameters_have_these_names():
-    assert {name: tuple(p.shape) for name, p in RelLSTM(I, N).named_parameters()} == {
-        "weight_ih_l0": (4 * N, I), "weight_hh_l0": (4 * N, N), "weight_query_l0": (N, N), "weight_key_l0": (N, N),
-        "weight_score_l0": (N,), "bias_ih_l0": (4 * N,),
-    }  # fmt: skip
-    assert "modrelu_bias_l0" in dict(RelRNN(I, N, nonlinearity="modrelu").named_parameters())
-    assert "bias_ih_l0" not in dict(RelRNN(I, N, bias=False).named_parameters())
-
-
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("cls", [rnnkern.nn.RelRNN, rnnkern.nn.MemLSTM])
 def test_the_map_has_the_weights_where_the_events_are(cls, batch_first):

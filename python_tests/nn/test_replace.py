@@ -123,33 +123,6 @@ def test_a_model():
         assert all(map(torch.equal, a, w))
 
 
-def test_an_optimizer_from_before_goes_on():
-    torch.manual_seed(0)
-    model = Model().double()
-    twin = copy.deepcopy(model)
-    x = torch.randn(4, T, B, I, dtype=torch.float64)
-    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, twin)]
-    for k, batch in enumerate(x):
-        if k == 1:
-            replace(model)
-        if k == 3:
-            restore(model)
-        for m, optimizer in zip((model, twin), optimizers, strict=True):
-            optimizer.zero_grad()
-            m(batch).square().sum().backward()
-            optimizer.step()
-    torch.testing.assert_close(dict(model.state_dict()), dict(twin.state_dict()), rtol=1e-7, atol=1e-9)
-
-
-def test_tied_weights_stay_tied():
-    first, second = torch.nn.GRU(I, H), torch.nn.GRU(I, H)
-    second.weight_hh_l0 = first.weight_hh_l0
-    model = torch.nn.ModuleList([first, second])
-    replace(model)
-    assert second.weight_hh_l0 is first.weight_hh_l0
-    assert len(list(model.parameters())) == 7
-
-
 def test_hooks_flags_and_buffers_stay():
     model = torch.nn.Sequential(torch.nn.LSTM(I, H, 2, dropout=0.9)).eval()
     lstm, seen = model[0], []

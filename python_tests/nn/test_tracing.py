@@ -1,6 +1,5 @@
 """TorchScript's tracer, which torch.onnx.export uses too: tracing works, or the error names an alternative."""
 
-import importlib.util
 import io
 
 import pytest
@@ -86,13 +85,3 @@ def test_what_the_messages_name_works(forced):
         traced = torch.jit.trace(layer, x)
     torch.testing.assert_close(traced(x)[0], wanted)
     assert traced(x)[0].requires_grad
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("onnx"), reason="onnx is not installed")
-@pytest.mark.filterwarnings("ignore:Exporting a model to ONNX with a batch_size:UserWarning")
-def test_a_restored_layer_is_exported_to_onnx():
-    layer = rnnkern.nn.LSTM(I, H)
-    rnnkern.restore(layer)
-    buffer = io.BytesIO()
-    torch.onnx.export(layer, (torch.randn(T, B, I),), buffer, dynamo=False)
-    assert buffer.tell()
