@@ -9,17 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import rnnkern
 from python_tests.samples import changed, draws, numbered
-from python_tests.samples.layers import (
-    CELLS,
-    LAYERS,
-    RELATIONAL,
-    SEQUENCES,
-    draw_input,
-    layer,
-    moved,
-    values,
-    values_and_gradients,
-)
+from python_tests.samples import layers as table
 from rnnkern import nn
 from rnnkern.testing import assert_close_over_draws
 
@@ -103,35 +93,37 @@ def test_float64_is_left_alone():
 
 WIDE = ("GRU", "UnitaryRNN", "ContinuousRNN linear", "GORU")
 """Layers whose output is float32: torch.nn's rule for a GRU, or a recurrence in the dtype of the parameters."""
-ATTENDING = [name for name in SEQUENCES if name.startswith(("Rel", "Mem", "SAB"))]
+ATTENDING = [name for name in table.SEQUENCES if name.startswith(("Rel", "Mem", "SAB"))]
 
 
-@pytest.mark.parametrize("name", [*SEQUENCES, *CELLS])
+@pytest.mark.parametrize("name", [*table.SEQUENCES, *table.CELLS])
 def test_dtypes(name):
-    module, x = layer(name), draw_input(name, requires_grad=True)
+    module, x = table.layer(name), table.draw_input(name, requires_grad=True)
     with torch.autocast("cpu", BFLOAT16):
-        output, state = module(x) if name in SEQUENCES else (None, module(x))
+        output, state = module(x) if name in table.SEQUENCES else (None, module(x))
         again = module(x, state)
     if output is not None:
         assert output.dtype == again[0].dtype == (torch.float32 if name.startswith(WIDE) else BFLOAT16)
     if name in ATTENDING:
-        assert {part.dtype for part in values(state)} == {torch.float32}
+        assert {part.dtype for part in table.values(state)} == {torch.float32}
     flat(again)[0].float().sum().backward()
     assert all(leaf.grad.dtype == leaf.dtype for leaf in (x, *module.parameters()) if leaf.grad is not None)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name not in {*ATTENDING, *RELATIONAL, "UnitaryRNN free"}])
+@pytest.mark.parametrize(
+    "name", [name for name in table.LAYERS if name not in {*ATTENDING, *table.RELATIONAL, "UnitaryRNN free"}]
+)
 @pytest.mark.sampled
 def test_values_and_gradients_are_as_close_as_the_references(name):
     """The results are compared as bfloat16, in which they are computed."""
 
     def compared():
-        module, x = moved(name, by=0.01), draw_input(name, steps=20, requires_grad=True)
+        module, x = table.moved(name, by=0.01), table.draw_input(name, steps=20, requires_grad=True)
         with torch.autocast("cpu", BFLOAT16):
-            actual = values_and_gradients(module, x)
+            actual = table.values_and_gradients(module, x)
             with rnnkern.use("reference"):
-                naive = values_and_gradients(module, x)
-        truth = values_and_gradients(module.double(), x.detach().double().requires_grad_())
+                naive = table.values_and_gradients(module, x)
+        truth = table.values_and_gradients(module.double(), x.detach().double().requires_grad_())
         return numbered(*([y.to(BFLOAT16) for y in results] for results in (actual, naive)), truth)
 
     assert_close_over_draws(draws(compared))

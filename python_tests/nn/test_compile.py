@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.func import functional_call, grad, jvp, stack_module_state, vmap
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import rnnkern._extension
@@ -166,17 +166,6 @@ def test_transforms(transform):
     function = TRANSFORMS[transform](module)
     actual = torch.compile(function, backend="aot_eager", fullgraph=True)(parameters, x)
     torch.testing.assert_close(actual, function(parameters, x), **CLOSE)
-
-
-@compiled_part
-def test_an_ensemble_trains():
-    members, x = [rnnkern.nn.GRU(I, H) for _ in range(2)], torch.randn(T, B, I)
-    parameters, _ = stack_module_state(members)
-    function = vmap(lambda p: functional_call(members[0], p, (x,))[0])
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    leaves = list(parameters.values())
-    actual, wanted = (torch.autograd.grad(f(parameters).sin().sum(), leaves) for f in (compiled, function))
-    torch.testing.assert_close(actual, wanted, **CLOSE)
 
 
 @compiled_part

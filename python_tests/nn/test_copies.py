@@ -10,24 +10,12 @@ import torch
 from torch.func import functional_call
 from torch.nn.utils import parametrize
 
-from python_tests.samples.layers import (
-    CELLS,
-    LAYERS,
-    ODES,
-    SEQUENCES,
-    class_of,
-    draw_input,
-    layer,
-    moved,
-    same,
-    values,
-    values_and_gradients,
-)
+from python_tests.samples import layers as table
 from rnnkern import nn
 from rnnkern.nn.filters import Momentum
 from rnnkern.ops import RelevancyState, SABState
 
-every = pytest.mark.parametrize("name", LAYERS)
+every = pytest.mark.parametrize("name", table.LAYERS)
 
 
 def through_a_file(thing, **options):
@@ -39,56 +27,56 @@ def through_a_file(thing, **options):
 
 @every
 def test_copies(name):
-    module, x = moved(name), draw_input(name)
-    other, on_meta = moved(name), layer(name, device="meta")
+    module, x = table.moved(name), table.draw_input(name)
+    other, on_meta = table.moved(name), table.layer(name, device="meta")
     assert {t.device.type for t in (*on_meta.parameters(), *on_meta.buffers())} == {"meta"}
     assert other.load_state_dict(module.state_dict()) == ([], [])
     assert on_meta.load_state_dict(copy.deepcopy(module.state_dict()), assign=True) == ([], [])
-    wanted = values(module(x))
+    wanted = table.values(module(x))
     twins = [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), through_a_file(module, weights_only=False)]
     for twin in (other, on_meta, *twins):
         assert type(twin).__name__ == type(module).__name__
         assert repr(twin) == repr(module)
-        assert same(values(twin(x)), wanted)
+        assert table.same(table.values(twin(x)), wanted)
         with torch.no_grad():
             for p in twin.parameters():
                 p.zero_()
-    assert same(values(module(x)), wanted)
+    assert table.same(table.values(module(x)), wanted)
 
 
-@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("name", table.SEQUENCES)
 def test_a_state_goes_through_a_file(name):
-    module, x = moved(name), draw_input(name)
+    module, x = table.moved(name), table.draw_input(name)
     _, state = module(x)
     with torch.no_grad(), torch.serialization.safe_globals([RelevancyState, SABState]):
-        assert same(values(module(x, through_a_file(state))), values(module(x, state)))
+        assert table.same(table.values(module(x, through_a_file(state))), table.values(module(x, state)))
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "UnitaryRNN free"])
+@pytest.mark.parametrize("name", [name for name in table.LAYERS if name != "UnitaryRNN free"])
 def test_another_dtype(name):
-    module, x = moved(name), draw_input(name)
-    wanted = values(module(x))
+    module, x = table.moved(name), table.draw_input(name)
+    wanted = table.values(module(x))
     module.double()
     assert {p.dtype for p in module.parameters()} == {torch.float64}
-    found = values(module(x.double()))
+    found = table.values(module(x.double()))
     assert {y.dtype for y in found} == {torch.float64}
     torch.testing.assert_close([y.float() for y in found], wanted, rtol=1e-3, atol=1e-4)
-    assert {p.dtype for p in layer(name, dtype=torch.float64).parameters()} == {torch.float64}
+    assert {p.dtype for p in table.layer(name, dtype=torch.float64).parameters()} == {torch.float64}
 
 
 @every
 def test_a_functional_call(name):
-    module, other, x = moved(name), moved(name), draw_input(name)
-    before = values(module(x))
+    module, other, x = table.moved(name), table.moved(name), table.draw_input(name)
+    before = table.values(module(x))
     weights = dict(other.named_parameters()) | dict(other.named_buffers())
-    assert same(values(functional_call(module, weights, (x,))), values(other(x)))
-    assert same(values(module(x)), before)
+    assert table.same(table.values(functional_call(module, weights, (x,))), table.values(other(x)))
+    assert table.same(table.values(module(x)), before)
 
 
-@pytest.mark.parametrize("name", [*SEQUENCES, *ODES])  # what a cell computes then is another step
+@pytest.mark.parametrize("name", [*table.SEQUENCES, *table.ODES])  # what a cell computes then is another step
 def test_without_gradients(name):
-    module, x = moved(name), draw_input(name)
-    wanted = values(module(x))
+    module, x = table.moved(name), table.draw_input(name)
+    wanted = table.values(module(x))
     module.requires_grad_(False)
     with torch.inference_mode():
         output = module(x)
@@ -97,15 +85,15 @@ def test_without_gradients(name):
     assert torch.equal(output, wanted[0])
 
 
-@pytest.mark.parametrize("name", [*SEQUENCES, *CELLS, *ODES])
+@pytest.mark.parametrize("name", [*table.SEQUENCES, *table.CELLS, *table.ODES])
 def test_frozen_weights(name):
-    module, x = moved(name), draw_input(name, requires_grad=True)
-    wanted = values_and_gradients(module, x)
+    module, x = table.moved(name), table.draw_input(name, requires_grad=True)
+    wanted = table.values_and_gradients(module, x)
     parameters = list(module.parameters())
     for p in parameters[::2]:
         p.requires_grad_(False)
     kept = len(wanted) - len(parameters)
-    assert same(values_and_gradients(module, x), [*wanted[:kept], *wanted[kept + 1 :: 2]])
+    assert table.same(table.values_and_gradients(module, x), [*wanted[:kept], *wanted[kept + 1 :: 2]])
 
 
 class Doubled(torch.nn.Module):
@@ -117,13 +105,17 @@ class Doubled(torch.nn.Module):
 
 
 TORCHS = (torch.nn.RNNBase, torch.nn.RNNCellBase)
-PLAIN = [name for name in LAYERS if issubclass(class_of(name), TORCHS) and not hasattr(layer(name), "parametrizations")]
+PLAIN = [
+    name
+    for name in table.LAYERS
+    if issubclass(table.class_of(name), TORCHS) and not hasattr(table.layer(name), "parametrizations")
+]
 
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name", PLAIN)
 def test_parametrized_weights_are_computed_once_in_a_call(name, grad):
-    module, doubled, x = moved(name), layer(name), draw_input(name)
+    module, doubled, x = table.moved(name), table.layer(name), table.draw_input(name)
     names = dict(module.named_parameters())
     doubled.load_state_dict({key: 2 * p for key, p in names.items()})
     for key in names:
@@ -135,36 +127,36 @@ def test_parametrized_weights_are_computed_once_in_a_call(name, grad):
             torch.testing.assert_close(module(x), doubled(x))
         assert [each.calls for each in maps] == [n + 1 for n in calls]
         return
-    actual, wanted = values_and_gradients(module, x), values_and_gradients(doubled, x)
+    actual, wanted = table.values_and_gradients(module, x), table.values_and_gradients(doubled, x)
     assert [each.calls for each in maps] == [n + 1 for n in calls]
     kept = len(wanted) - len(names)
     torch.testing.assert_close(actual, [*wanted[:kept], *(2 * g for g in wanted[kept:])])
-    assert same(values(copy.deepcopy(module)(x)), actual[:kept])
+    assert table.same(table.values(copy.deepcopy(module)(x)), actual[:kept])
     for key in names:
         parametrize.remove_parametrizations(module, key)
-    assert same(values(module(x)), actual[:kept])
+    assert table.same(table.values(module(x)), actual[:kept])
 
 
 # ---- what a module of torch.nn has
 
 
 def test_an_assigned_parameter_counts():
-    rnn = layer("RNN")
+    rnn = table.layer("RNN")
     rnn.weight_hh_l0 = torch.nn.Parameter(torch.zeros(8, 8))
-    x = draw_input("RNN")
+    x = table.draw_input("RNN")
     wanted = torch.tanh(torch.nn.functional.linear(x, rnn.weight_ih_l0, rnn.bias_ih_l0 + rnn.bias_hh_l0))
     torch.testing.assert_close(rnn(x)[0], wanted)
 
 
 def test_a_dtype_is_checked_against_the_first_weight_even_if_it_is_parametrized():
-    gru = layer("GRU before")
+    gru = table.layer("GRU before")
     parametrize.register_parametrization(gru, "weight_ih_l0", Doubled())
     with pytest.raises(ValueError, match="does not match weight dtype"):
-        gru(draw_input("GRU before").double())
+        gru(table.draw_input("GRU before").double())
 
 
 def test_remnants_of_cudnn():
-    lstm, x = layer("LSTM", num_layers=2, bidirectional=True), draw_input("LSTM")
+    lstm, x = table.layer("LSTM", num_layers=2, bidirectional=True), table.draw_input("LSTM")
     assert lstm.flatten_parameters() is None
     replica = lstm._replicate_for_data_parallel()
     for name, p in lstm.named_parameters():
@@ -174,7 +166,7 @@ def test_remnants_of_cudnn():
 
 def test_torchscript_says_that_it_is_not_supported():
     with pytest.raises(NotImplementedError, match=r"GRU: .* is not supported; use torch.export"):
-        torch.jit.script(torch.nn.Sequential(layer("GRU")))
+        torch.jit.script(torch.nn.Sequential(table.layer("GRU")))
 
 
 @pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU])
@@ -185,7 +177,7 @@ def test_a_state_dict_of_norms_needs_norms(cls):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_dtype_that_is_not_supported_is_refused_before_it_is_there(dtype):
-    lru = layer("LRU")
+    lru = table.layer("LRU")
     with pytest.raises(TypeError, match=r"LRU supports float32 and float64, got torch\."):
         torch.nn.Sequential(lru).to(dtype)
     assert {p.dtype for p in lru.parameters()} == {torch.float32}

@@ -10,7 +10,6 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._pytree import tree_leaves
 
-import rnnkern
 from python_tests.ops.test_flops import flops
 from python_tests.samples import layers as table
 from rnnkern import _extension, nn
@@ -196,17 +195,6 @@ def test_a_copy_of_a_layer_keeps_how_it_was_to_be_quantized():
     twin = copy.deepcopy(layer)
     assert twin.qconfig is None
     assert twin.state_dict().keys() == layer.state_dict().keys()
-
-
-@int8
-@pytest.mark.parametrize("build", [lambda: nn.LSTM(I, H), lambda: nn.GRU(I, H, bidirectional=True)])
-def test_a_restored_layer_is_quantized(build):
-    model, x = torch.nn.Sequential(build()), torch.randn(T, B, I)
-    wanted, _ = model(x)
-    rnnkern.restore(model)
-    found = quantized(model, torch.nn.LSTM, torch.nn.GRU)
-    assert type(found[0]).__module__.startswith("torch.ao.nn.quantized")
-    torch.testing.assert_close(found(x)[0], wanted, rtol=0, atol=0.05)
 
 
 @int8

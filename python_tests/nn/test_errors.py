@@ -8,22 +8,12 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
-from python_tests.samples.layers import (
-    CELLS,
-    HIDDEN_SIZE,
-    INPUT_SIZE,
-    NAMES,
-    ODES,
-    RELATIONAL,
-    SEQUENCES,
-    class_of,
-    layer,
-)
+from python_tests.samples import layers as table
 from rnnkern import nn
 from rnnkern.nn import ContextNorm, CoRelNet, HeavyBallODE, NeuralODE, options
 from rnnkern.nn.filters import NAG, Adam, Momentum, RMSprop
 
-T, B, I, H = 7, 4, INPUT_SIZE, HIDDEN_SIZE  # noqa: E741
+T, B, I, H = 7, 4, table.INPUT_SIZE, table.HIDDEN_SIZE  # noqa: E741
 F64 = torch.float64
 RATES = r"in \[0, 1\)"
 BOTH_RATES = rf"zoneout must be {RATES}, or 2 such numbers, one for each state"
@@ -127,7 +117,7 @@ OPTIONS = [
 @pytest.mark.parametrize(("name", "wrong", "error", "said"), OPTIONS, ids=str)
 def test_a_wrong_option(name, wrong, error, said):
     with pytest.raises(error, match=said):
-        layer(name, **wrong)
+        table.layer(name, **wrong)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +142,8 @@ def test_a_wrong_option(name, wrong, error, said):
         (lambda: CoRelNet(4, 3, 2)(torch.zeros(2, 4, 4)), ValueError, r"T = 3, got \(2, 4, 4\)"),
         (lambda: NeuralODE(2, 3, steps=1)(torch.zeros(4, 3)), ValueError, r"`h` must be \(B, 2\), got \(4, 3\)"),
         (lambda: NeuralODE(2, 3, steps=1)(torch.zeros(4, 2, dtype=F64)), TypeError, "`h` must have the dtype"),
-        (lambda: layer("HeavyBallODE")([1.0]), TypeError, "`h` must be a tensor, got list"),
-        (lambda: layer("HeavyBallODE")(torch.zeros(4, I), torch.zeros(3, I)), ValueError, r"`m` must .*\(4, 4\)"),
+        (lambda: table.layer("HeavyBallODE")([1.0]), TypeError, "`h` must be a tensor, got list"),
+        (lambda: table.layer("HeavyBallODE")(torch.zeros(4, I), torch.zeros(3, I)), ValueError, r"`m` must .*\(4, 4\)"),
     ],
 )
 def test_a_wrong_size_filter_or_call(make, error, said):
@@ -164,23 +154,23 @@ def test_a_wrong_size_filter_or_call(make, error, said):
 # ---- keywords and signatures
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", table.NAMES)
 def test_an_unknown_option_is_named_with_the_nearest_ones(name):
-    parameters = inspect.signature(class_of(name)).parameters
+    parameters = inspect.signature(table.class_of(name)).parameters
     assert not [p for p in parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     sizes = {"d"} if name in ("ContextNorm", "Similarity", "CoRelNet", "ESBN") else {"input_size", "hidden_size"}
     assert sizes <= parameters.keys()
     with pytest.raises(TypeError, match=f"^{name}: unknown argument `dtypee`; did you mean `dtype`"):
-        layer(name, dtypee=None)
+        table.layer(name, dtypee=None)
     with pytest.raises(TypeError, match=f"^{name}: unknown argument `zzz`; available: {next(iter(parameters))}, "):
-        layer(name, zzz=None)
+        table.layer(name, zzz=None)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in RELATIONAL + ODES])
+@pytest.mark.parametrize("name", [name for name in table.NAMES if name not in table.RELATIONAL + table.ODES])
 @pytest.mark.parametrize("word", ["mask", "lengths"])
 def test_an_unknown_keyword_of_a_call_is_named_with_the_remedy(name, word):
-    module, x = layer(name), torch.zeros(1, 2, I)
-    remedy = "" if name in CELLS else ", reset.*; pass sequences .*pack_padded_sequence.*`reset`"
+    module, x = table.layer(name), torch.zeros(1, 2, I)
+    remedy = "" if name in table.CELLS else ", reset.*; pass sequences .*pack_padded_sequence.*`reset`"
     with pytest.raises(TypeError, match=f"^{name}: unknown argument `{word}`; available: input, hx{remedy}"):
         module(x, **{word: None})
     with torch.no_grad(), pytest.raises(TypeError, match=f"^{name}: unknown argument"):
@@ -197,13 +187,15 @@ def test_typed_options_are_parameters_of_the_base(name, cls):
 
 # ---- arguments of a call
 
-OWN = [name for name in NAMES if name in SEQUENCES and not issubclass(class_of(name), torch.nn.RNNBase)]
+OWN = [
+    name for name in table.NAMES if name in table.SEQUENCES and not issubclass(table.class_of(name), torch.nn.RNNBase)
+]
 COMPLEX = ("UnitaryRNN", "LRU")
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_wrong_input_or_state(name):
-    module, x, dtype = layer(name), torch.zeros(T, B, I), torch.complex64 if name in COMPLEX else torch.float32
+    module, x, dtype = table.layer(name), torch.zeros(T, B, I), torch.complex64 if name in COMPLEX else torch.float32
     narrow = pack_sequence([torch.zeros(2, 2), torch.zeros(1, 2)])
     for args, error, said in (
         (([1.0],), TypeError, "`input` must be a tensor or a PackedSequence, got list"),
@@ -236,11 +228,11 @@ def test_a_wrong_input_or_state(name):
 )
 def test_a_wrong_state_of_one_layer(name, hx, error, said):
     with pytest.raises(error, match=said):
-        layer(name)(torch.zeros(T, B, I), hx)
+        table.layer(name)(torch.zeros(T, B, I), hx)
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", [name for name in NAMES if name in SEQUENCES])
+@pytest.mark.parametrize("name", [name for name in table.NAMES if name in table.SEQUENCES])
 def test_a_wrong_mask_of_resets(name, packed):
     x, bool_ = torch.zeros(T, B, I), {"dtype": torch.bool}
     given = pack_padded_sequence(x, torch.tensor([2, 7, 3, 7]), enforce_sorted=False) if packed else x
@@ -254,8 +246,8 @@ def test_a_wrong_mask_of_resets(name, packed):
     ]
     for reset, error, said in wrong:
         with pytest.raises(error, match=f"{name}: {said}"):
-            layer(name)(given, reset=reset)
-    first, said = layer(name, batch_first=True), rf"{name}: `reset` must be "
+            table.layer(name)(given, reset=reset)
+    first, said = table.layer(name, batch_first=True), rf"{name}: `reset` must be "
     with pytest.raises(ValueError, match=rf"{said}\(B, T\) = \(4, 7\), got \(7, 4\)"):
         first(x.transpose(0, 1), reset=torch.zeros(T, B, **bool_))
     with pytest.raises(ValueError, match=rf"{said}\(T,\) = \(7,\), got \(7, 1\)"):

@@ -5,43 +5,12 @@ import math
 import pytest
 import torch
 
-from rnnkern.nn import GRU, LSTM, RNN, MomentumLSTM, MomentumRNN
+from rnnkern.nn import GRU, LSTM, RNN, MomentumLSTM
 from rnnkern.nn.filters import NAG, Adam, Momentum, RMSprop
 from rnnkern.ops._scan.moment_filter import EPS
 
 T, B, I, H = 9, 3, 4, 6  # noqa: E741
 F64 = torch.float64
-
-
-def joint(module, x, h, v):
-    """One step of (h, v) and its Jacobian."""
-
-    def step(h, v):
-        _, (h_n, v_n) = module(x.view(1, 1, -1), (h.view(1, 1, -1), v.view(1, 1, -1)))
-        return torch.cat([h_n.flatten(), v_n.flatten()])
-
-    J = torch.cat(torch.autograd.functional.jacobian(step, (h, v)), dim=1)
-    return step(h, v).detach().split(H), J
-
-
-def test_momentum_adds_h_eigenvalues_mu_and_h_exponents_ln_mu():
-    """This holds exactly for the joint state (h, v), in addition to the eigenvalues of D R."""
-    module, mu = MomentumRNN(I, H, mu=0.7, dtype=F64), 0.7
-    h, v = torch.randn(2, H, dtype=F64)
-    Q, exponents = torch.eye(2 * H, dtype=F64), torch.zeros(2 * H, dtype=F64)
-    for _ in range(50):
-        (h, v), J = joint(module, torch.randn(I, dtype=F64), h, v)
-        D = torch.diag(1 - h**2)
-        eigenvalues = torch.linalg.eigvals(J)
-        is_mu = (eigenvalues - mu).abs() < 1e-6
-        assert is_mu.sum() == H
-        wanted = torch.linalg.eigvals(D @ module.weight_hh_l0.detach())
-        distances = (eigenvalues[~is_mu].unsqueeze(1) - wanted).abs()
-        assert distances.amin(0).max() < 1e-8
-        Q, stretch = torch.linalg.qr(J @ Q)
-        exponents += stretch.diagonal().abs().log() / 50
-    torch.testing.assert_close(exponents[H:], torch.full((H,), math.log(mu), dtype=F64), rtol=1e-12, atol=0)
-    assert (exponents[:H] - math.log(mu)).abs().min() > 1e-3
 
 
 def test_the_slope_at_zero_is_ten_times_the_step():

@@ -9,43 +9,29 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_map_only
 
-from python_tests.samples.layers import (
-    CELLS,
-    DEEP,
-    HIDDEN_SIZE,
-    INPUT_SIZE,
-    LAYERS,
-    SEQUENCES,
-    draw_input,
-    layer,
-    moved,
-    same,
-    takes,
-    values,
-    values_and_gradients,
-)
+from python_tests.samples import layers as table
 
 T, B, CUT = 8, 3, 4
 LENGTHS = [5, 8, 6]
 F64 = torch.float64
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
-sequences = pytest.mark.parametrize("name", SEQUENCES)
-deep = pytest.mark.parametrize("name", DEEP)
+sequences = pytest.mark.parametrize("name", table.SEQUENCES)
+deep = pytest.mark.parametrize("name", table.DEEP)
 
 
 def both_ways(name):
     """Two layers and two directions, of a layer that has them."""
-    return {"num_layers": 2, "bidirectional": True} if takes(name, "num_layers") else {}
+    return {"num_layers": 2, "bidirectional": True} if table.takes(name, "num_layers") else {}
 
 
 def after_a_reset(name):
     """The state that a reset leaves: that of a new call, except for Adams' method, whose first step then has k = 0."""
-    return (torch.zeros(B, HIDDEN_SIZE, dtype=F64),) * 2 if name.startswith("ContinuousRNN Adams") else None
+    return (torch.zeros(B, table.HIDDEN_SIZE, dtype=F64),) * 2 if name.startswith("ContinuousRNN Adams") else None
 
 
 def drawn(*shape):
-    return torch.randn(*shape, INPUT_SIZE, dtype=F64, requires_grad=True)
+    return torch.randn(*shape, table.INPUT_SIZE, dtype=F64, requires_grad=True)
 
 
 def run(module, x, hx=None, reset=None, packed=False):
@@ -79,7 +65,7 @@ def assert_equal_with_gradients(actual, wanted, leaves):
 @sequences
 def test_a_batch_is_each_sequence_alone(name, batch_first, packed):
     """Each alone is without a batch dimension. The states are compared by a second call that begins with them."""
-    module = moved(name, batch_first=batch_first, dtype=F64, **both_ways(name))
+    module = table.moved(name, batch_first=batch_first, dtype=F64, **both_ways(name))
     x, later, reset = drawn(T, B), drawn(T, B), torch.rand(T, B) < 0.2
     lengths = LENGTHS if packed else [T] * B
     for b, n in enumerate(lengths):
@@ -96,7 +82,7 @@ def test_a_batch_is_each_sequence_alone(name, batch_first, packed):
 
 @sequences
 def test_a_state_carries_a_sequence_on(name):
-    module = moved(name, dtype=F64)
+    module = table.moved(name, dtype=F64)
     before, x = drawn(T, B), drawn(T, B)
     _, begun = module(before)
     whole, end = module(x, begun)
@@ -121,9 +107,9 @@ def test_a_state_carries_a_sequence_on(name):
 @pytest.mark.parametrize("directions", [1, 2])
 @sequences
 def test_an_episode_is_a_sequence_alone(name, directions):
-    if directions == 2 and name not in DEEP:
+    if directions == 2 and name not in table.DEEP:
         pytest.skip("it has one direction")
-    module = moved(name, dtype=F64, **both_ways(name) if directions == 2 else {})
+    module = table.moved(name, dtype=F64, **both_ways(name) if directions == 2 else {})
     x, later, reset = drawn(T, B), drawn(T, B), torch.zeros(T, B, dtype=torch.bool)
     reset[CUT] = True
     output, end = module(x, None, reset)
@@ -137,7 +123,7 @@ def test_an_episode_is_a_sequence_alone(name, directions):
         wanted.append(module(x, after_a_reset(name), reset)[0])
         actual.append(module(x, state, both)[0])
     else:  # the first episode is where the reverse direction ends
-        for found, a, b in zip(*map(values, (end, early, late)), strict=True):
+        for found, a, b in zip(*map(table.values, (end, early, late)), strict=True):
             actual.append(found)
             wanted.append(torch.stack([b[0], a[1], b[2], a[3]]))
     assert_equal_with_gradients(actual, wanted, [x, later, *module.parameters()])
@@ -148,10 +134,10 @@ def test_an_episode_is_a_sequence_alone(name, directions):
 @sequences
 def test_nan_does_not_cross_into_another_episode(name, packed, poisoned):
     """Neither into outputs, nor into the final state of that direction, nor into gradients of the input."""
-    module = moved(name, dtype=F64, **both_ways(name))
+    module = table.moved(name, dtype=F64, **both_ways(name))
     bad, good = slice(0, CUT), slice(CUT, T)
     bad, good = (bad, good) if poisoned == "before" else (good, bad)
-    x, reset = torch.randn(T, B, INPUT_SIZE, dtype=F64), torch.zeros(T, B, dtype=torch.bool)
+    x, reset = torch.randn(T, B, table.INPUT_SIZE, dtype=F64), torch.zeros(T, B, dtype=torch.bool)
     reset[CUT] = True
     clean, _ = module(x[good], after_a_reset(name) if poisoned == "before" else None)
     x[bad] = torch.nan
@@ -161,42 +147,43 @@ def test_nan_does_not_cross_into_another_episode(name, packed, poisoned):
     output = pad_packed_sequence(output)[0] if packed else output
     assert output[bad].isnan().any()
     torch.testing.assert_close(output[good], clean, **CLOSE)
-    if name in DEEP:
-        assert all(part[2 if poisoned == "before" else 3].isfinite().all() for part in values(state))
+    if name in table.DEEP:
+        assert all(part[2 if poisoned == "before" else 3].isfinite().all() for part in table.values(state))
     elif poisoned == "before":
-        assert all(part.isfinite().all() for part in values(state))
+        assert all(part.isfinite().all() for part in table.values(state))
     (grad,) = torch.autograd.grad(output[good].sum(), x)
     assert grad[good].isfinite().all()
 
 
 @sequences
 def test_an_initial_state_of_nan_ends_at_a_reset(name):
-    module, x, reset = moved(name, dtype=F64), drawn(T, B), torch.zeros(T, B, dtype=torch.bool)
+    module, x, reset = table.moved(name, dtype=F64), drawn(T, B), torch.zeros(T, B, dtype=torch.bool)
     reset[0] = True
     _, state = module(x)
     lost = mapped(state, lambda s: s * torch.nan)
     output, end = module(x, lost, reset)
     torch.testing.assert_close(output, module(x, after_a_reset(name))[0], **CLOSE)
-    assert all(part.isfinite().all() for part in values(end))
+    assert all(part.isfinite().all() for part in table.values(end))
 
 
 @sequences
 def test_a_mask_without_a_reset_in_reach_changes_no_bit(name):
-    module, x = moved(name, **both_ways(name)), torch.randn(T, B, INPUT_SIZE)
-    beyond = torch.arange(T)[:, None] >= torch.tensor(LENGTHS)
-    assert same(values(run(module, x, None, beyond, packed=True)), values(run(module, x, packed=True)))
-    assert same(values(module(x, None, torch.zeros(T, B, dtype=torch.bool))), values(module(x)))
+    module, x = table.moved(name, **both_ways(name)), torch.randn(T, B, table.INPUT_SIZE)
+    beyond, never = torch.arange(T)[:, None] >= torch.tensor(LENGTHS), torch.zeros(T, B, dtype=torch.bool)
+    for reset, packed in ((beyond, True), (never, False)):
+        found, wanted = run(module, x, None, reset, packed), run(module, x, None, None, packed)
+        assert table.same(table.values(found), table.values(wanted))
 
 
 @deep
 def test_layers_and_directions_are_single_ones(name):
     """Each layer and direction has the parameters of its own single layer."""
-    module, x = moved(name, dtype=F64, num_layers=2, bidirectional=True), drawn(T, B)
+    module, x = table.moved(name, dtype=F64, num_layers=2, bidirectional=True), drawn(T, B)
     found, named = x, dict(module.named_parameters()) | dict(module.named_buffers())
     for k in range(2):
         ways = []
         for end in (f"_l{k}", f"_l{k}_reverse"):
-            one = layer(name, found.shape[-1], dtype=F64)
+            one = table.layer(name, found.shape[-1], dtype=F64)
             place = re.compile(rf"{end}(?=\.|$)")
             own = {place.sub("_l0", key): p for key, p in named.items() if place.search(key)}
             assert own.keys() == {*dict(one.named_parameters()), *dict(one.named_buffers())}
@@ -210,7 +197,7 @@ def test_layers_and_directions_are_single_ones(name):
 @pytest.mark.parametrize(("steps", "batch"), [(0, B), (T, 0), (0, 0)])
 @sequences
 def test_no_steps_or_no_sequences(name, steps, batch):
-    module, x = moved(name, dtype=F64, **both_ways(name)), drawn(T, B)
+    module, x = table.moved(name, dtype=F64, **both_ways(name)), drawn(T, B)
     full, state = module(x)
     for hx in (None, state) if batch else (None,):
         output, end = module(x[:steps, :batch], hx, torch.zeros(steps, batch, dtype=torch.bool))
@@ -219,21 +206,21 @@ def test_no_steps_or_no_sequences(name, steps, batch):
             torch.testing.assert_close(end, state, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", [*SEQUENCES, *CELLS])
+@pytest.mark.parametrize("name", [*table.SEQUENCES, *table.CELLS])
 def test_arguments_that_are_not_contiguous(name):
-    module, x = moved(name, dtype=F64), draw_input(name, dtype=F64)
-    state = module(x)[1] if name in SEQUENCES else module(x)
+    module, x = table.moved(name, dtype=F64), table.draw_input(name, dtype=F64)
+    state = module(x)[1] if name in table.SEQUENCES else module(x)
     spread = lambda s: s.detach().repeat_interleave(2, dim=-1)[..., ::2].requires_grad_()  # noqa: E731
     plain = lambda s: s.detach().contiguous().requires_grad_()  # noqa: E731
-    actual, wanted = (values_and_gradients(module, form(x), mapped(state, form)) for form in (spread, plain))
+    actual, wanted = (table.values_and_gradients(module, form(x), mapped(state, form)) for form in (spread, plain))
     torch.testing.assert_close(actual, wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", table.CELLS)
 def test_a_loop_over_a_cell_is_the_layer(name, grad):
-    cell = moved(name, dtype=F64)
-    whole = layer(name.split()[0].removesuffix("Cell"), dtype=F64, **LAYERS[name])
+    cell = table.moved(name, dtype=F64)
+    whole = table.layer(name.split()[0].removesuffix("Cell"), dtype=F64, **table.LAYERS[name])
     whole.load_state_dict({f"{key}_l0": value for key, value in cell.state_dict().items()})
     x, state, outputs = drawn(T, B), None, []
     with torch.set_grad_enabled(grad):

@@ -63,7 +63,7 @@ def test_torchs_parameters_are_drawn_as_torch_draws_them(cls, options, added, bi
             for p in ours.parameters():
                 p.fill_(7)
         ours.reset_parameters()
-    assert ours.weight_hh_l0.unique().numel() == ours.weight_hh_l0.numel()
+    assert ours.weight_hh_l0.unique().numel() > 1000
 
 
 @pytest.mark.skipif(not rnnkern._extension.available, reason="the reference keeps what autograd records")

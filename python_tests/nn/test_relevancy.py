@@ -1,4 +1,4 @@
-"""RelRNN, RelLSTM, MemRNN and MemLSTM."""
+"""Layers that attend to their past: RelRNN, RelLSTM, MemRNN, MemLSTM and SABLSTM."""
 
 import itertools
 
@@ -11,7 +11,8 @@ from python_tests.samples import draws, mostly
 from python_tests.samples import layers as table
 from python_tests.samples.layers import HIDDEN_SIZE, INPUT_SIZE, SEQUENCES
 from rnnkern import parametrizations, reference
-from rnnkern.nn import MemRNN, RelLSTM, RelRNN
+from rnnkern.nn import SABLSTM, MemRNN, RelLSTM, RelRNN
+from rnnkern.ops import sab_recurrence
 from rnnkern.testing import assert_close_over_draws
 
 T, B, I, N = 9, 3, INPUT_SIZE, HIDDEN_SIZE  # noqa: E741
@@ -124,30 +125,6 @@ def test_heads_and_a_query_of_h_and_context_are_as_published(num_heads):
     torch.testing.assert_close(given, output)
 
 
-def test_a_learned_score_that_finds_the_inputs_that_matter_stays():
-    """One of the steps 0 to 7 has a mark and a sign; the answer at the end is that sign. R has a single slot, and only
-    the learned score can tell which event must be in it, since the buffer holds one event and R one. From an initial
-    score that finds no mark, most trainings do not learn it: the selection has no gradient. The initial weight of 4
-    outlasts any draw: Adam moves a weight by about 0.01 a step, so by 1.5 in all."""
-
-    layer = RelRNN(2, 16, buffer_size=1, relevant_size=1, relevance="learned", output="s")
-    with torch.no_grad():
-        layer.weight_screen_l0.copy_(torch.tensor([4.0, 0.0]))
-    head = torch.nn.Linear(16, 1)
-    optimiser = torch.optim.Adam([*layer.parameters(), *head.parameters()], 1e-2)
-    for _ in range(150):
-        x, marked = torch.zeros(24, 64, 2), torch.randint(8, (64,))
-        sign = torch.randint(2, (64,)) * 2.0 - 1
-        x[marked, torch.arange(64), 0], x[marked, torch.arange(64), 1] = 1, sign
-        output, state = layer(x)
-        loss = torch.nn.functional.softplus(-sign * head(output[-1]).squeeze(1)).mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    assert layer.weight_screen_l0.grad.any()
-    assert torch.equal(state.ids[:, 0], marked)
-
-
 def test_v_begins_orthogonal():
     for layer in (build(RelRNN), build(RelLSTM), build(RelLSTM, bias=False)):
         V = layer.weight_hh_l0.unflatten(0, (-1, N))
@@ -214,3 +191,54 @@ def test_a_state_of_torch_s_shape_and_what_states_can_do(cls):
     if state[1] is None:
         with pytest.raises(TypeError, match=r"`state\.select_batch\(index\)`\), got NoneType in a tuple"):
             layer(x[:, 1:], state[1:2])
+
+
+# ---- SABLSTM
+
+
+def attending(**options):
+    return SABLSTM(I, N, **{"top_k": 2, "attend_every": 2, "dtype": torch.float64} | options)
+
+
+@pytest.mark.parametrize("alignment", ["separable", "mlp"])
+def test_it_is_the_operator_over_a_projection(alignment):
+    module, x = attending(alignment=alignment, truncation=3), torch.randn(T, B, I, dtype=torch.float64)
+    output, state = module(x)
+    weights = [module.weight_score_l0]
+    if alignment == "mlp":
+        weights.insert(0, module.weight_alignment_l0)
+    u = torch.nn.functional.linear(x, module.weight_ih_l0, module.bias_ih_l0)
+    zeros = x.new_zeros(B, N)
+    wanted, end = sab_recurrence(
+        u, module.weight_hh_l0, (zeros, zeros), weights, top_k=2, attend_every=2, truncation=3, alignment=alignment
+    )
+    assert torch.equal(output, wanted)
+    assert torch.equal(state.memory, end.memory)
+    assert output.shape == (T, B, 2 * N)
+    assert state.memory.shape == (B, 1 + T // 2, N)
+    output.sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in module.parameters())
+
+
+def test_without_attention_it_is_an_lstm():
+    module, lstm = attending(top_k=1, truncation=100), torch.nn.LSTM(I, N, dtype=torch.float64)
+    with torch.no_grad():
+        module.weight_score_l0.zero_()
+        for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0"):
+            getattr(lstm, name).copy_(getattr(module, name))
+        lstm.bias_hh_l0.zero_()
+    x = torch.randn(T, B, I, dtype=torch.float64)
+    output, state = module(x)
+    wanted, (_, c) = lstm(x)
+    torch.testing.assert_close(output[..., :N], wanted)
+    torch.testing.assert_close(state.c, c[0])
+    assert not output[..., N:].any()
+
+
+def test_attention_says_what_is_attended_to():
+    module, x = attending(), torch.randn(T, B, I, dtype=torch.float64)
+    weights, slots = module.attention(x)
+    assert weights.shape == slots.shape == (T, B, 2)
+    assert slots[0].tolist() == [[0, -1]] * B  # a single memory
+    assert (slots[4:] >= 0).all()
+    assert (slots.amax(-1) <= torch.arange(T).unsqueeze(1) // 2).all()

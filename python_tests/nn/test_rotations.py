@@ -11,13 +11,11 @@ import rnnkern
 from rnnkern import _extension
 from rnnkern.nn import EURNN, UnitaryRNN
 from rnnkern.nn.filters import Momentum
-from rnnkern.ops._orthogonal.givens_recurrence import pays
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
 
 T, I, H = 6, 2, 8  # noqa: E741
 F64 = torch.float64
-CPU = torch.device("cpu")
 
 
 def entered():
@@ -60,13 +58,6 @@ def test_inside_the_recurrence_they_are_their_matrix(cls, options, packed):
 
 
 def test_where_it_is_the_faster_it_is_taken():
-    assert pays(256, 8, 32, False, CPU)
-    assert not pays(256, 256, 32, False, CPU)
-    assert not pays(256, 8, 1, False, CPU)
-    assert pays(256, 64, None, True, CPU)
-    assert not pays(256, 65, None, True, CPU)
-    assert not pays(64, 4, 32, False, CPU)
-    assert not pays(256, 8, 32, False, torch.device("meta"))
     for layers, inside in ((4, True), (40, False)):
         module = EURNN(I, 128, rotation_layers=layers)
         (choice,) = rnnkern.ops.explain(module, torch.randn(2, 16, I))

@@ -6,21 +6,23 @@ import pytest
 import torch
 
 import rnnkern.nn
+from python_tests.samples import layers as table
 from rnnkern import _extension
 
 if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
 
-T, B, I, H = 5, 2, 3, 8  # noqa: E741
-LAYERS = {
-    "rnn": lambda: rnnkern.nn.RNN(I, H),
-    "lstm": lambda: rnnkern.nn.LSTM(I, H, 2, bidirectional=True),
-    "gru": lambda: rnnkern.nn.GRU(I, H, 2),
-    "exprnn": lambda: rnnkern.nn.ExpRNN(I, H),
-    "rellstm": lambda: rnnkern.nn.RelLSTM(I, H),
-    "lru": lambda: rnnkern.nn.LRU(I, H),
-    "eurnn": lambda: rnnkern.nn.EURNN(I, H, fused=True),
+T, B, I, H = 5, 2, table.INPUT_SIZE, 8  # noqa: E741
+TRACED = {
+    "RNN": {},
+    "LSTM": {"num_layers": 2, "bidirectional": True},
+    "GRU": {"num_layers": 2},
+    "ExpRNN": {},
+    "RelLSTM": {},
+    "LRU": {},
+    "EURNN fused": {},
 }
+"""Rows of the table with more options."""
 EXPORTS = {
     "export": lambda layer, *args: torch.onnx.export(layer, args, io.BytesIO(), dynamo=False),
     "export without gradients": lambda layer, *args: torch.no_grad()(EXPORTS["export"])(layer, *args),
@@ -32,9 +34,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=LAYERS)
+@pytest.fixture(params=TRACED)
 def layer(request):
-    return LAYERS[request.param]()
+    return table.layer(request.param, **TRACED[request.param])
 
 
 def test_a_trace_without_gradients_is_for_any_length_and_batch(layer):
