@@ -160,8 +160,8 @@ def test_exponential_moving_average(layer, x):
     for k in range(3):
         train(layer, optimizer, x, steps=1)
         averaged.update_parameters(layer)
-        mean = [p.detach() if k == 0 else (m + p.detach()) / 2 for m, p in zip(mean, layer.parameters(), strict=True)]
-        mean = [m.clone() for m in mean]
+        weight = 0.5 if k else 1.0  # the first update is a copy
+        mean = [torch.lerp(m, p.detach(), weight) for m, p in zip(mean, layer.parameters(), strict=True)]
         with torch.no_grad():
             seen = averaged(x)[0]
     torch.testing.assert_close([p.detach() for p in averaged.module.parameters()], mean)
@@ -170,14 +170,10 @@ def test_exponential_moving_average(layer, x):
         assert torch.equal(fresh(x)[0], seen)
 
 
-def test_functional_call(layer, x):
-    own = {name: p.detach().clone() for name, p in layer.named_parameters()}
-    others = {name: (0.9 * p + 0.01).requires_grad_() for name, p in own.items()}
+def test_a_functional_call_keeps_nothing(layer, x):
+    others = {name: (0.9 * p.detach() + 0.01).requires_grad_() for name, p in layer.named_parameters()}
     loss = functional_call(layer, others, (x,))[0].sin().square().sum()
-    found = torch.autograd.grad(loss, list(others.values()))
-    assert same([p.detach() for p in layer.parameters()], list(own.values()))
-    layer.load_state_dict(others, strict=False)
-    assert same(found, gradients(layer, loss_of(layer, x)))
+    torch.autograd.grad(loss, list(others.values()))
     gone = [weakref.ref(p) for p in others.values()]
     del others, loss
     assert [ref() for ref in gone] == [None] * len(gone)

@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils._pytree import tree_leaves
 
 import rnnkern
 from python_tests.samples import changed, draws, numbered
@@ -47,15 +48,8 @@ def arguments(module, packed, dtype, state):
     return x, (h, c) if "LSTM" in type(module).__name__ else h
 
 
-def flat(result):
-    return [s for r in result for s in flat(r)] if isinstance(result, tuple) else [result]
-
-
 def rows(result):
-    """Results of a module, in which a PackedSequence is its data."""
-    if isinstance(result, tuple) and hasattr(result[0], "data") and not isinstance(result[0], torch.Tensor):
-        result = (result[0].data, *result[1:])
-    return flat(result)
+    return [y for y in tree_leaves(result) if isinstance(y, torch.Tensor) and y.is_floating_point()]
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda dtype: f"state {dtype}")
@@ -106,7 +100,7 @@ def test_dtypes(name):
         assert output.dtype == again[0].dtype == (torch.float32 if name.startswith(WIDE) else BFLOAT16)
     if name in ATTENDING:
         assert {part.dtype for part in table.values(state)} == {torch.float32}
-    flat(again)[0].float().sum().backward()
+    rows(again)[0].float().sum().backward()
     assert all(leaf.grad.dtype == leaf.dtype for leaf in (x, *module.parameters()) if leaf.grad is not None)
 
 

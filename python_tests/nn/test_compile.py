@@ -153,12 +153,13 @@ TRANSFORMS = {
     "gradient": lambda module: grad(loss(module), argnums=(0, 1)),
     "second gradient": lambda module: grad(lambda p, x: grad(loss(module), argnums=1)(p, x).sin().sum()),
     "members": lambda module: lambda p, x: vmap(lambda x: functional_call(module, p, (x,))[0])(x[None].tanh()),
+    "tangent": lambda module: lambda p, x: jvp(lambda x: functional_call(module, p, (x,))[0], (x,), (x.cos(),)),
     "gradients per sample": lambda module: lambda p, x: vmap(grad(loss(module)), (None, 0))(p, x[None].tanh()),
 }
 
 
 @compiled_part
-@pytest.mark.parametrize("transform", quick_where(lambda name: name in ("gradient", "members"), TRANSFORMS))
+@pytest.mark.parametrize("transform", quick_where(lambda name: name in ("gradient", "members", "tangent"), TRANSFORMS))
 def test_transforms(transform):
     """Compares gradients, because one that is lost in the graph would silently be zero."""
     module = rnnkern.nn.LSTM(I, H)
@@ -166,15 +167,6 @@ def test_transforms(transform):
     function = TRANSFORMS[transform](module)
     actual = torch.compile(function, backend="aot_eager", fullgraph=True)(parameters, x)
     torch.testing.assert_close(actual, function(parameters, x), **CLOSE)
-
-
-@compiled_part
-def test_forward_mode():
-    module, x = rnnkern.nn.GRU(I, H), torch.randn(T, B, I)
-    tangent = lambda x: jvp(lambda x: module(x)[0], (x,), (x.cos(),))  # noqa: E731
-    with torch.no_grad():
-        compiled = torch.compile(tangent, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x), tangent(x), **CLOSE)
 
 
 @compiled_part

@@ -1,4 +1,4 @@
-"""ContinuousRNN: its differential equation, layouts, state, resets, and general behavior of modules."""
+"""ContinuousRNN with gaps, the durations of its steps. Without them it is in test_equations.py."""
 
 import pytest
 import torch
@@ -16,14 +16,6 @@ def layer(**options):
 
 def drawn(*shape):
     return torch.randn(*shape, dtype=F64, requires_grad=True)
-
-
-def test_half_steps_of_the_linear_form_are_the_whole_step():
-    """The discretization is exact: for an input that is constant over two steps, dt can be doubled."""
-    fine, coarse = layer(nonlinearity="identity", dt=3.0), layer(nonlinearity="identity", dt=6.0)
-    coarse.load_state_dict(fine.state_dict())
-    x = torch.randn(T, B, I, dtype=F64)
-    torch.testing.assert_close(fine(x.repeat_interleave(2, 0))[0][1::2], coarse(x)[0])
 
 
 def gap_loop(module, x, h, gaps, starts):

@@ -68,12 +68,6 @@ def test_flops_are_those_of_torch_nn(name, options, form, needs_x):
         assert ours == theirs > 0
 
 
-def test_the_gradient_of_an_initial_state_is_computed_even_if_it_is_not_needed():
-    x = torch.randn(T, B, I, **FLOAT64)
-    ours, theirs = (flops(lambda layer=layer: train(layer, x)) for layer in both("GRU"))
-    assert ours - theirs == 2 * B * 3 * H * H
-
-
 # ---- torch.fx
 
 OF_BATCH_FIRST = ("ContextNorm", "Similarity", "CoRelNet", "ESBN")

@@ -1,11 +1,11 @@
-"""Filters of the input projection: their equations, the effect of momentum on the dynamics, layouts, other options."""
+"""Filters of the input projection: what equals what, and other options. Their equations are in test_equations.py."""
 
 import math
 
 import pytest
 import torch
 
-from rnnkern.nn import GRU, LSTM, RNN, MomentumLSTM
+from rnnkern.nn import GRU, LSTM, RNN
 from rnnkern.nn.filters import NAG, Adam, Momentum, RMSprop
 from rnnkern.ops._scan.moment_filter import EPS
 
@@ -32,9 +32,6 @@ def test_what_equals_what():
         one, other = (cls(I, H, dtype=F64, **options) for options in (first, second))
         other.load_state_dict(one.state_dict())
         torch.testing.assert_close(one(x)[0], other(x)[0])
-    one, other = MomentumLSTM(I, H, mu=0.3, s=0.9, dtype=F64), LSTM(I, H, filter=Momentum(0.3, 0.9), dtype=F64)
-    other.load_state_dict(one.state_dict())
-    torch.testing.assert_close(one(x), other(x))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""HenaffRNN against a loop, and the constructed solutions of the copy task and the adding problem."""
+"""HenaffRNN: the constructed solutions of the copy task and the adding problem. Its equation is in test_equations.py."""
 
 import pytest
 import torch
@@ -40,7 +40,6 @@ def test_the_solution_of_the_adding_problem_needs_no_training():
 
 def test_wrong_arguments():
     for call, said in (
-        (lambda: HenaffRNN(2, 3, input_nonlinearity="sin"), "`input_nonlinearity` must be one of .* got 'sin'"),
         (lambda: copy_solution_(HenaffRNN(10, 16), Linear(16, 9), 5, 2), "at least 3 inputs and 2 A"),
         (lambda: copy_solution_(HenaffRNN(10, 17), Linear(17, 9), 0, 2), "at least 1, got 0 and 2"),
         (lambda: copy_solution_(HenaffRNN(10, 17), Linear(17, 8), 5, 2), r"`head` must have a weight \(9, 17\)"),

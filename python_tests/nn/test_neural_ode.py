@@ -1,16 +1,12 @@
-"""NeuralODE and HeavyBallODE, and the cells adams, heavy_ball and heavy_ball_tanh, against loops that follow the
-equations on h and m."""
+"""NeuralODE and HeavyBallODE against loops that follow the equations on h and m, and solvers of torchdiffeq."""
 
 import pytest
 import torch
 from torch import Tensor, tanh
 from torch.autograd import grad
 
-import rnnkern
 from python_tests.samples import draws
-from rnnkern import cells
 from rnnkern.nn import HeavyBallODE, NeuralODE
-from rnnkern.ops import recurrence
 from rnnkern.testing import assert_close_over_draws
 
 F64 = torch.float64
@@ -106,27 +102,6 @@ def test_in_float32_they_are_as_close_as_the_loop():
             return {"path": (found if isinstance(found, Tensor) else found[0], loop(ode, h.float()), truth)}
 
         assert_close_over_draws(draws(compared))
-
-
-# ---- memory, modules, other solvers
-
-
-@pytest.mark.skipif(not rnnkern._extension.available, reason="no compiled part")
-def test_values_kept_for_the_backward_pass():
-    """Both states and ``cell.saved`` values per step, sample and unit, or u in place of the latter; nothing else grows
-    with the steps."""
-    for cell, kept in ((cells.adams, 3), (cells.heavy_ball, 3), (cells.heavy_ball_tanh, 4)):
-
-        def counted(steps, save_gates, cell=cell):
-            sizes, u = [], drawn(steps, 2, 3)
-            params = [drawn(3) for _ in cell.params]
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-                recurrence(cell, u, drawn(3, 3), (drawn(2, 3), drawn(2, 3)), params=params, save_gates=save_gates)
-            return sum(sizes)
-
-        assert (counted(20, True) - counted(10, True)) / 10 == kept * 2 * 3, cell.__name__
-        assert (counted(20, False) - counted(10, False)) / 10 == 3 * 2 * 3, cell.__name__
-        assert kept == len(cell.states) + cell.saved
 
 
 def test_solvers_of_torchdiffeq_take_the_fields():

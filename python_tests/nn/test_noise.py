@@ -5,6 +5,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 import rnnkern.nn
+from python_tests.samples.layers import same
 from rnnkern.ops import recurrence
 
 T, B, I, H = 7, 4, 3, 6  # noqa: E741
@@ -103,10 +104,6 @@ def gradients(module, x):
     return [output, *torch.autograd.grad(loss, list(module.parameters()))]
 
 
-def equal(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
 def test_gradients_are_those_of_the_mask_that_torch_draws():
     ours, x = build("LSTM", recurrent_grad_dropout=0.4), torch.randn(T, B, I, dtype=F64)
     torch.manual_seed(3)
@@ -120,7 +117,7 @@ def test_gradients_are_those_of_the_mask_that_torch_draws():
         bias_ih=ours.bias_ih_l0, grad_scale=mask,
     )  # fmt: skip
     loss = output.square().sum() + h.sin().sum() + c.cos().sum()
-    assert equal(found, [output, *torch.autograd.grad(loss, list(ours.parameters()))])
+    assert same(found, [output, *torch.autograd.grad(loss, list(ours.parameters()))])
 
 
 def test_at_1_h_is_detached_at_every_step():
@@ -147,12 +144,12 @@ def test_off_in_evaluation_and_at_0(options):
     wanted, found = gradients(plain, x), gradients(ours, x)
     torch.testing.assert_close(found[0], wanted[0])  # the forward pass is unchanged
     assert not all(torch.allclose(a, b) for a, b in zip(found, wanted, strict=True))
-    assert equal(gradients(ours.eval(), x), wanted)
+    assert same(gradients(ours.eval(), x), wanted)
     never, plain = twins(0.0, **options)
     torch.manual_seed(1)
     drawn = torch.rand(1)
     torch.manual_seed(1)
-    assert equal(gradients(never, x), gradients(plain, x))
+    assert same(gradients(never, x), gradients(plain, x))
     assert torch.equal(torch.rand(1), drawn)
 
 
@@ -167,4 +164,4 @@ def test_each_direction_draws_for_itself_and_packed_input_has_its_steps():
     torch.manual_seed(2)
     found = gradients(ours, packed)[1:]
     torch.manual_seed(2)
-    assert equal(found, gradients(ours, packed)[1:])
+    assert same(found, gradients(ours, packed)[1:])

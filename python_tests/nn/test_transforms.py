@@ -8,11 +8,11 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils._pytree import tree_leaves
 
 import rnnkern.nn
 from python_tests.samples import numbered
-from python_tests.samples.layers import LAYERS, draw_input, moved
-from python_tests.samples.layers import values as tensors
+from python_tests.samples.layers import LAYERS, draw_input, moved, values
 from rnnkern.testing import DRAWS, assert_close_over_draws
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
@@ -39,13 +39,8 @@ def samples(options, count=N, seed=1):
     return torch.randn(count, *shape, generator=generator)
 
 
-def values(result):
-    output, hidden = result
-    return [output, *(hidden if isinstance(hidden, tuple) else (hidden,))]
-
-
 def loss(result):
-    return sum(y.sin().sum() for y in values(result))
+    return sum(y.sin().sum() for y in tree_leaves(result))
 
 
 def per_member(run, cls, options, seeds, xs):
@@ -75,8 +70,8 @@ def test_ensemble(cls, options, shared):
         base = copy.deepcopy(members[0]).to("meta")
         parameters, buffers = stack_module_state(members)
         call = lambda p, x: functional_call(base, (p, buffers), (x,))  # noqa: E731
-        actual = values(vmap(call, (0, None if shared else 0))(parameters, xs[0] if shared else xs))
-        wanted = per_member(lambda m, x: [*values(m(x)), *gradients(m, x)], cls, options, seeds, xs)
+        actual = tree_leaves(vmap(call, (0, None if shared else 0))(parameters, xs[0] if shared else xs))
+        wanted = per_member(lambda m, x: [*tree_leaves(m(x)), *gradients(m, x)], cls, options, seeds, xs)
         sum(y.sin().sum() for y in actual).backward()
         return numbered([*actual, *(p.grad for p in parameters.values())], *wanted)
 
@@ -107,7 +102,7 @@ def test_second_derivatives(name):
     names, parameters = zip(*module.named_parameters(), strict=True)
 
     def call(x, *parameters):
-        return tuple(tensors(functional_call(module, dict(zip(names, parameters, strict=True)), (x,))))
+        return tuple(values(functional_call(module, dict(zip(names, parameters, strict=True)), (x,))))
 
     assert gradcheck(call, (x, *parameters), fast_mode=True)
     assert gradgradcheck(call, (x, *parameters), fast_mode=True)
@@ -151,7 +146,7 @@ def test_a_single_step_without_gradients(given):
 def by_parameters(module, x):
     parameters = {name: p.detach() for name, p in module.named_parameters()}
     directions = {name: p.cos() for name, p in parameters.items()}
-    return jvp(lambda p: values(functional_call(module, p, (x,))), (parameters,), (directions,))
+    return jvp(lambda p: tree_leaves(functional_call(module, p, (x,))), (parameters,), (directions,))
 
 
 def by_packed_input(module, x):
@@ -161,7 +156,7 @@ def by_packed_input(module, x):
 
 
 FORWARD_MODE = {
-    "jvp": lambda module, x: jvp(lambda x: values(module(x)), (x,), (x.cos(),)),
+    "jvp": lambda module, x: jvp(lambda x: tree_leaves(module(x)), (x,), (x.cos(),)),
     "jvp by the parameters": by_parameters,
     "jvp of packed input": by_packed_input,
     "jacfwd": lambda module, x: jacfwd(lambda x: module(x)[0])(x),
