@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from python_tests.samples import layers as table
-from python_tests.samples.layers import SEQUENCES, same
+from python_tests.samples.layers import SEQUENCES, USED, same
 from rnnkern import _extension
 from rnnkern.optim import param_groups
 
@@ -23,16 +23,6 @@ if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
 
 T, B = 6, 4
-USED = {
-    "RNN": {},
-    "LSTM": {"bidirectional": True},
-    "GRU": {"num_layers": 2},
-    "ExpRNN": {},
-    "ExpRNN dynamic": {"bidirectional": True},
-    "RelRNN": {},
-    "LRU": {},
-}
-"""Rows of the table with more options."""
 
 
 @pytest.fixture(params=USED)

@@ -30,9 +30,9 @@ def test_copies(name):
     module, x = table.moved(name), table.draw_input(name)
     other, on_meta = table.moved(name), table.layer(name, device="meta")
     assert {t.device.type for t in (*on_meta.parameters(), *on_meta.buffers())} == {"meta"}
+    wanted = table.values(module(x))
     assert other.load_state_dict(module.state_dict()) == ([], [])
     assert on_meta.load_state_dict(copy.deepcopy(module.state_dict()), assign=True) == ([], [])
-    wanted = table.values(module(x))
     twins = [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), through_a_file(module, weights_only=False)]
     for twin in (other, on_meta, *twins):
         assert type(twin).__name__ == type(module).__name__
@@ -42,6 +42,13 @@ def test_copies(name):
             for p in twin.parameters():
                 p.zero_()
     assert table.same(table.values(module(x)), wanted)
+
+
+@pytest.mark.parametrize("name", ["RNN modrelu", "LSTM projected", "GRU", "ExpRNN"])
+def test_shapes_on_the_meta_device(name):
+    module, x = table.layer(name, num_layers=2), table.draw_input(name)
+    found, wanted = (table.values(each) for each in (copy.deepcopy(module).to("meta")(x.to("meta")), module(x)))
+    assert [(y.shape, y.device.type) for y in found] == [(y.shape, "meta") for y in wanted]
 
 
 @pytest.mark.parametrize("name", table.SEQUENCES)

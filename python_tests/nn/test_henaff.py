@@ -1,4 +1,4 @@
-"""HenaffRNN: the constructed solutions of the copy task and the adding problem. Its equation is in test_equations.py."""
+"""HenaffRNN: the constructed solutions of the copy task and the adding problem."""
 
 import pytest
 import torch

@@ -206,6 +206,11 @@ def test_no_steps_or_no_sequences(name, steps, batch):
             torch.testing.assert_close(end, state, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", table.ODES)
+def test_no_states(name):
+    assert table.values(table.layer(name)(table.draw_input(name, batch=0)))[0].shape == (0, table.INPUT_SIZE)
+
+
 @pytest.mark.parametrize("name", [*table.SEQUENCES, *table.CELLS])
 def test_arguments_that_are_not_contiguous(name):
     module, x = table.moved(name, dtype=F64), table.draw_input(name, dtype=F64)

@@ -100,6 +100,24 @@ def test_what_is_drawn(cls):
     assert not hasattr(module, "bias_ih_l0")
 
 
+def test_what_is_drawn_of_gates_and_complex_weights():
+    goru, unitary = nn.GORU(30, 50), nn.UnitaryRNN(30, 50)
+    assert goru.weight_hh_l0[:100].abs().max() <= 50**-0.5
+    assert unitary.weight_ih_l0.std().item() == pytest.approx((2 / 130) ** 0.5, rel=0.1)
+    assert all(0.005 < module.modrelu_bias_l0.abs().max() <= 0.01 for module in (goru, unitary))
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "shape"),
+    [("HouseholderRNN", {}, (8, 8)), ("HouseholderRNN", {"reflections": 3}, (8, 3)),
+     ("HouseholderRNN", {"num_heads": 2}, (2, 4, 4)), ("EURNN", {}, (8, 4)), ("EURNN", {"rotation_layers": 2}, (2, 4)),
+     ("EURNN", {"rotation_layers": 2, "style": "butterfly"}, (2, 4)), ("EURNN", {"num_heads": 2}, (2, 4, 2))],
+)  # fmt: skip
+def test_factors_have_the_shapes_of_their_options(cls, options, shape):
+    module = getattr(nn, cls)(I, 8, 2, **options)
+    assert {weight.original.shape for weight in module.parametrizations.values()} == {shape}
+
+
 def test_irnn():
     module = nn.OrthogonalInitRNN(I, 4, init="identity", nonlinearity="relu", num_layers=2)
     assert torch.equal(module.weight_hh_l1, torch.eye(4))

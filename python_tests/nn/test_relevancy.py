@@ -180,6 +180,7 @@ def test_a_state_of_torch_s_shape_and_what_states_can_do(cls):
     layer, x = cls(3, 4), torch.randn(6, 2, 3)
     parts = torch.randn(1 if cls is rnnkern.nn.RelRNN else 2, 1, 2, 4).unbind(0)
     output, state = layer(x, tuple(part[0] for part in parts))
+    assert not torch.allclose(layer(x)[0], output)
     assert torch.equal(layer(x, parts[0] if len(parts) == 1 else parts)[0], output)
     assert torch.equal(layer(x[:, 0], tuple(part[:, 0] for part in parts))[0], output[:, 0])
     assert state[0].requires_grad

@@ -279,6 +279,8 @@ def test_what_is_left_is_named_with_its_reason(build, reason):
         (lambda: rnnkern.nn.LSTM(I, H, zoneout=(0.0, 0.1)), r"torch.nn has no zoneout=(0.0, 0.1)"),
         (lambda: rnnkern.nn.GRU(I, H, recurrent_dropout=0.5), "torch.nn has no recurrent_dropout=0.5"),
         (lambda: rnnkern.nn.LSTM(I, H, layer_norm=True), "torch.nn has no layer_norm=True"),
+        (lambda: rnnkern.nn.LSTM(I, H, recurrent_grad_dropout=0.25), "torch.nn has no recurrent_grad_dropout=0.25"),
+        (lambda: table.layer("RNN NAG"), "torch.nn has no filter=NAG(s=0.5, restart_every=4)"),
         (lambda: rnnkern.nn.GRU(I, H, reset_gate="before"), "torch.nn has no reset_gate='before'"),
         (lambda: rnnkern.nn.RNN(I, H, nonlinearity="modrelu"), "torch.nn has no nonlinearity='modrelu'"),
         (lambda: type("Own", (rnnkern.nn.LSTMCell,), {})(I, H), "a subclass, which may compute something else"),

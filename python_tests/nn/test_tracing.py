@@ -13,16 +13,6 @@ if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
 
 T, B, I, H = 5, 2, table.INPUT_SIZE, 8  # noqa: E741
-TRACED = {
-    "RNN": {},
-    "LSTM": {"num_layers": 2, "bidirectional": True},
-    "GRU": {"num_layers": 2},
-    "ExpRNN": {},
-    "RelLSTM": {},
-    "LRU": {},
-    "EURNN fused": {},
-}
-"""Rows of the table with more options."""
 EXPORTS = {
     "export": lambda layer, *args: torch.onnx.export(layer, args, io.BytesIO(), dynamo=False),
     "export without gradients": lambda layer, *args: torch.no_grad()(EXPORTS["export"])(layer, *args),
@@ -34,9 +24,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=TRACED)
+@pytest.fixture(params=table.USED)
 def layer(request):
-    return table.layer(request.param, **TRACED[request.param])
+    return table.layer(request.param, **table.USED[request.param])
 
 
 def test_a_trace_without_gradients_is_for_any_length_and_batch(layer):

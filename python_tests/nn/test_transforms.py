@@ -59,18 +59,15 @@ def gradients(module, x):
 
 
 @modules
-@pytest.mark.parametrize("shared", [False, True], ids=["inputs of their own", "one input"])
 @pytest.mark.sampled
-def test_ensemble(cls, options, shared):
+def test_ensemble(cls, options):
     def compared(k):
         seeds, xs = range(N * k, N * k + N), samples(options, seed=k)
         members = [build(cls, options, seed=seed) for seed in seeds]
-        if shared:
-            xs = xs[:1].expand_as(xs)
         base = copy.deepcopy(members[0]).to("meta")
         parameters, buffers = stack_module_state(members)
         call = lambda p, x: functional_call(base, (p, buffers), (x,))  # noqa: E731
-        actual = tree_leaves(vmap(call, (0, None if shared else 0))(parameters, xs[0] if shared else xs))
+        actual = tree_leaves(vmap(call)(parameters, xs))
         wanted = per_member(lambda m, x: [*tree_leaves(m(x)), *gradients(m, x)], cls, options, seeds, xs)
         sum(y.sin().sum() for y in actual).backward()
         return numbered([*actual, *(p.grad for p in parameters.values())], *wanted)

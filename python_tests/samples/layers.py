@@ -93,6 +93,17 @@ LAYERS: dict[str, dict[str, Any]] = {
     "ESBN": {},
 }
 """Options by name; the first word of a name is the class."""
+USED = {
+    "RNN": {},
+    "LSTM": {"num_layers": 2, "bidirectional": True},
+    "GRU": {"num_layers": 2},
+    "ExpRNN": {},
+    "ExpRNN dynamic": {"bidirectional": True},
+    "EURNN fused": {},
+    "RelLSTM": {},
+    "LRU": {},
+}
+"""Rows that stand for all where a test is slow, with more options."""
 ARGUMENTS = {
     "Recurrent": lambda inputs: (rnnkern.cells.mgu, inputs, HIDDEN_SIZE),
     "ContextNorm": lambda inputs: (inputs,),
