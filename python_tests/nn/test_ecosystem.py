@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch.ao.quantization import get_default_qconfig_mapping, quantize_dynamic
-from torch.ao.quantization.quantize_fx import prepare_fx
+from torch.ao.quantization import quantize_dynamic
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._pytree import tree_leaves
@@ -174,12 +173,6 @@ def test_a_layer_that_is_not_quantized_says_so(name):
     assert type(found[1]) is type(model[1])
     assert not hasattr(found[1], "qconfig")
     assert not hasattr(model[1], "qconfig")
-
-
-@int8
-def test_so_it_does_where_a_trace_is_quantized():
-    with pytest.warns(UserWarning, match=RESTORE):
-        prepare_fx(Model(nn.LSTM(I, H)).eval(), get_default_qconfig_mapping(), (torch.randn(T, B, I),))
 
 
 def test_a_copy_of_a_layer_keeps_how_it_was_to_be_quantized():
