@@ -21,7 +21,6 @@ LAYERS: dict[str, dict[str, Any]] = {
     "RNN heads": {"nonlinearity": "modrelu", "num_heads": 2},
     "RNN NAG": {"filter": NAG(0.5, 4)},
     "LSTM": {},
-    "LSTM no bias": {"bias": False},
     "LSTM projected": {"proj_size": 3},
     "LSTM heads": {"num_heads": 2},
     "LSTM layer norm": {"layer_norm": True},
