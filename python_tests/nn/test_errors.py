@@ -108,6 +108,7 @@ OPTIONS = [
     ("Similarity", {"mask": "full", "packed": True}, ValueError, "Similarity: `packed` must be False"),
     ("CoRelNet", {"rule": "mix"}, ValueError, "CoRelNet: `rule` must be one of"),
     ("CoRelNet difference", {"decoder": "transformer"}, ValueError, "`decoder` must be 'mlp'"),
+    ("CoRelNet difference", {"norm": None}, ValueError, "`norm` must not be None"),
 ]
 
 

@@ -17,7 +17,6 @@ F64 = torch.float64
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
 sequences = pytest.mark.parametrize("name", table.SEQUENCES)
-deep = pytest.mark.parametrize("name", table.DEEP)
 
 
 def both_ways(name):
@@ -175,21 +174,21 @@ def test_a_mask_without_a_reset_in_reach_changes_no_bit(name):
         assert table.same(table.values(found), table.values(wanted))
 
 
-@deep
-def test_layers_and_directions_are_single_ones(name):
+@pytest.mark.parametrize(("layers", "ends"), [(3, ("",)), (2, ("", "_reverse"))], ids=["layers", "directions"])
+@pytest.mark.parametrize("name", table.DEEP)
+def test_layers_and_directions_are_single_ones(name, layers, ends):
     """Each layer and direction has the parameters of its own single layer."""
-    module, x = table.moved(name, dtype=F64, num_layers=2, bidirectional=True), drawn(T, B)
+    module, x = table.moved(name, dtype=F64, num_layers=layers, bidirectional=len(ends) > 1), drawn(T, B)
     found, named = x, dict(module.named_parameters()) | dict(module.named_buffers())
-    for k in range(2):
+    for k in range(layers):
         ways = []
-        for end in (f"_l{k}", f"_l{k}_reverse"):
+        for end in ends:
             one = table.layer(name, found.shape[-1], dtype=F64)
-            place = re.compile(rf"{end}(?=\.|$)")
+            place = re.compile(rf"_l{k}{end}(?=\.|$)")
             own = {place.sub("_l0", key): p for key, p in named.items() if place.search(key)}
             assert own.keys() == {*dict(one.named_parameters()), *dict(one.named_buffers())}
-            back = end.endswith("reverse")
-            output, _ = functional_call(one, own, (found.flip(0) if back else found,))
-            ways.append(output.flip(0) if back else output)
+            output, _ = functional_call(one, own, (found.flip(0) if end else found,))
+            ways.append(output.flip(0) if end else output)
         found = torch.cat(ways, -1)
     assert_equal_with_gradients([found], [module(x)[0]], [x, *module.parameters()])
 
