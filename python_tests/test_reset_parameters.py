@@ -8,21 +8,8 @@ import itertools
 import pytest
 import torch
 
-from python_tests.samples import public_layers
+from python_tests.samples import layers as table
 from rnnkern import parametrizations
-from rnnkern.nn.filters import Momentum
-
-OPTIONS = {
-    "CayleyRNN": [{"num_negative": 3, "base": "dynamic"}],
-    "CoRelNet": [{"rule": "difference"}, {"rule": "asymmetric", "decoder": "transformer"}],
-    "GRU": [{"layer_norm": True, "bidirectional": True, "num_layers": 2}, {"num_heads": 2, "filter": Momentum(0.6, 1)}],
-    "HeavyBallODE": [{"generalized": True, "learn_momentum": True, "time_input": True}],
-    "LSTM": [{"layer_norm": True}, {"proj_size": 3}],
-    "RelRNN": [{"relevance": "learned", "nonlinearity": "modrelu"}],
-    "Similarity": [{"asymmetric": True}],
-    "UnitaryRNN": [{"unitary_map": name} for name in ("exp", "scaled_cayley", "givens", "free")],
-}
-LAYERS = [(name, options) for name in public_layers.NAMES for options in ({}, *OPTIONS.get(name, ()))]
 
 
 @torch.no_grad()
@@ -48,9 +35,9 @@ def check_reset(make, reset):
         torch.testing.assert_close(found[key], value, rtol=0, atol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.parametrize(("name", "options"), LAYERS, ids=str)
-def test_layers(name, options):
-    make = functools.partial(public_layers.layer, name, **options)
+@pytest.mark.parametrize("name", table.LAYERS)
+def test_layers(name):
+    make = functools.partial(table.layer, name)
     check_reset(make, lambda layer: layer.reset_parameters())
 
 

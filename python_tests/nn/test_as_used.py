@@ -1,4 +1,4 @@
-"""Layers in typical training programs, with one thread and with two; with two, directions and layers run
+"""Layers of the table in typical training programs, with one thread and with two; with two, directions and layers run
 concurrently."""
 
 import copy
@@ -14,52 +14,32 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-import rnnkern.nn
+from python_tests.samples import layers as table
+from python_tests.samples.layers import SEQUENCES, USED, same
 from rnnkern import _extension
 from rnnkern.optim import param_groups
 
 if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
 
-T, B, I, H = 6, 4, 3, 8  # noqa: E741
-LAYERS = {
-    "rnn": lambda: rnnkern.nn.RNN(I, H),
-    "lstm": lambda: rnnkern.nn.LSTM(I, H),
-    "gru": lambda: rnnkern.nn.GRU(I, H),
-    "bidirectional lstm": lambda: rnnkern.nn.LSTM(I, H, bidirectional=True),
-    "two layers of gru": lambda: rnnkern.nn.GRU(I, H, 2),
-    "exprnn": lambda: rnnkern.nn.ExpRNN(I, H),
-    "dynamic exprnn": lambda: rnnkern.nn.ExpRNN(I, H, bidirectional=True, base="dynamic"),
-    "relrnn": lambda: rnnkern.nn.RelRNN(I, H, buffer_size=2, relevant_size=2),
-    "lru": lambda: rnnkern.nn.LRU(I, H),
-}
+T, B = 6, 4
 
 
-@pytest.fixture(params=LAYERS)
+@pytest.fixture(params=USED)
 def layer(request):
-    return LAYERS[request.param]()
+    return table.layer(request.param, **USED[request.param])
 
 
 @pytest.fixture
 def x():
-    return torch.randn(T, B, I)
-
-
-RETURNED = LAYERS | {
-    "projected lstm": lambda: rnnkern.nn.LSTM(I, H, proj_size=2),
-    "batch first": lambda: rnnkern.nn.GRU(I, H, batch_first=True),
-    "cell of one's own": lambda: rnnkern.nn.Recurrent(rnnkern.cells.mgu, I, H),
-} | {
-    name: lambda name=name: getattr(rnnkern.nn, name)(I, H)
-    for name in ("EURNN", "GORU", "MomentumLSTM", "UnitaryRNN", "ContinuousRNN", "MemLSTM", "SABLSTM")
-}  # fmt: skip
+    return torch.randn(T, B, table.INPUT_SIZE)
 
 
 @pytest.mark.parametrize("kind", ["batched", "packed", "unbatched"])
-@pytest.mark.parametrize("name", RETURNED)
+@pytest.mark.parametrize("name", [name for name in SEQUENCES if name != "ContinuousRNN linear"])  # its h is kept
 def test_outputs_and_states_are_the_callers(name, kind, x):
     """All may be changed in place before the backward pass, and states be detached in place."""
-    layer = RETURNED[name]()
+    layer = table.layer(name, batch_first=name == "GRU")
     given = pack_padded_sequence(x, [6, 5, 5, 2]) if kind == "packed" else x[:, 0] if kind == "unbatched" else x
 
     def found(change):
@@ -74,10 +54,7 @@ def test_outputs_and_states_are_the_callers(name, kind, x):
     assert same(found(lambda y: y.add_(1).mul_(2)), found(lambda y: 2 * (y + 1)))
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru", "two layers of gru", "relrnn"])
-def test_outputs_are_the_callers_when_compiled(name, x):
-    layer = RETURNED[name]()
-
+def test_outputs_are_the_callers_when_compiled(layer, x):
     def gradients_for(change, wrap):
         run = wrap(lambda x: change(layer(x)[0]).square().sum())
         return torch.autograd.grad(run(x), list(layer.parameters()), materialize_grads=True)
@@ -108,28 +85,26 @@ def train(layer, optimizer, x, steps=2):
     return [t.detach().clone() for t in (*layer.parameters(), *layer.buffers())]
 
 
-def same(actual, wanted):
-    return len(actual) == len(wanted) and all(map(torch.equal, actual, wanted))
+def within(layer, x):
+    """A checkpoint in a checkpoint."""
+    inner = lambda x: checkpoint(lambda x: layer(x)[0], x, use_reentrant=False).sin()  # noqa: E731
+    return checkpoint(inner, x, use_reentrant=False).square().sum()
 
 
-@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
-def test_activation_checkpointing(layer, x, reentrant):
+CHECKPOINTS = {
+    "not reentrant": lambda layer, x: checkpoint(loss_of, layer, x, use_reentrant=False),
+    "reentrant": lambda layer, x: checkpoint(loss_of, layer, x, use_reentrant=True),
+    "nested": within,
+}
+
+
+@pytest.mark.parametrize("how", CHECKPOINTS)
+def test_activation_checkpointing(layer, x, how):
     wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
     x.requires_grad_()  # the reentrant form needs an input with gradients
-    output = checkpoint(lambda x: layer(x)[0], x, use_reentrant=reentrant)
-    loss = output.sin().square().sum()
+    loss = CHECKPOINTS[how](layer, x)
     loss.backward()
     assert same([loss, *(p.grad for p in layer.parameters())], wanted)
-
-
-def test_a_checkpoint_within_a_checkpoint(layer, x):
-    wanted = gradients(layer, loss_of(layer, x))
-
-    def inner(x):
-        return checkpoint(lambda x: layer(x)[0], x, use_reentrant=False).sin()
-
-    loss = checkpoint(inner, x, use_reentrant=False).square().sum()
-    assert same(gradients(layer, loss), wanted)
 
 
 def test_saved_tensors_that_are_offloaded(layer, x):
@@ -147,46 +122,23 @@ def test_saved_tensors_that_are_offloaded(layer, x):
     assert len(set(fetched)) == len(fetched)
 
 
-@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")  # for LRU
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.proof)])
-def test_compiled(layer, x, backend):
-    wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
-    with torch._dynamo.config.patch(allow_rnn=True):
-        loss = torch.compile(loss_of, backend=backend, fullgraph=True)(layer, x)
-    torch.testing.assert_close((loss, *gradients(layer, loss)), wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_autocast(layer, x):
-    wanted = gradients(layer, loss_of(layer, x))
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = loss_of(layer, x)
-    found = gradients(layer, loss)
-    for actual, exact in zip(found, wanted, strict=True):
-        assert actual.dtype == torch.float32
-        assert (actual - exact).norm() < 0.1 * sum(map(torch.norm, wanted))
-
-
-def test_a_copy_in_mid_training_goes_on_to_the_same_bits(layer, x):
+@pytest.mark.parametrize("how", ["copy", "saved state"])
+def test_a_copy_in_mid_training_goes_on_to_the_same_bits(layer, x, how):
     optimizer = optimizer_of(layer)
     before = train(layer, optimizer, x)
-    copied, copied_optimizer = copy.deepcopy((layer, optimizer))
-    assert {id(p) for group in copied_optimizer.param_groups for p in group["params"]} == set(
-        map(id, copied.parameters())
+    other, other_optimizer = copy.deepcopy((layer, optimizer))
+    assert {id(p) for group in other_optimizer.param_groups for p in group["params"]} == set(
+        map(id, other.parameters())
     )
+    if how == "saved state":
+        other_optimizer = optimizer_of(other)
+        train(other, other_optimizer, x)
+        states = copy.deepcopy((layer.state_dict(), optimizer.state_dict()))
     wanted = train(layer, optimizer, x)
     assert not same(wanted, before)
-    assert same(train(copied, copied_optimizer, x), wanted)
-
-
-def test_a_saved_state_goes_on_to_the_same_bits(layer, x):
-    optimizer = optimizer_of(layer)
-    train(layer, optimizer, x)
-    other = copy.deepcopy(layer)
-    other_optimizer = optimizer_of(other)
-    states = copy.deepcopy((layer.state_dict(), optimizer.state_dict()))
-    wanted = train(layer, optimizer, x)
-    other.load_state_dict(states[0])
-    other_optimizer.load_state_dict(states[1])
+    if how == "saved state":
+        other.load_state_dict(states[0])
+        other_optimizer.load_state_dict(states[1])
     assert same(train(other, other_optimizer, x), wanted)
 
 
@@ -198,8 +150,8 @@ def test_exponential_moving_average(layer, x):
     for k in range(3):
         train(layer, optimizer, x, steps=1)
         averaged.update_parameters(layer)
-        mean = [p.detach() if k == 0 else (m + p.detach()) / 2 for m, p in zip(mean, layer.parameters(), strict=True)]
-        mean = [m.clone() for m in mean]
+        weight = 0.5 if k else 1.0  # the first update is a copy
+        mean = [torch.lerp(m, p.detach(), weight) for m, p in zip(mean, layer.parameters(), strict=True)]
         with torch.no_grad():
             seen = averaged(x)[0]
     torch.testing.assert_close([p.detach() for p in averaged.module.parameters()], mean)
@@ -208,21 +160,10 @@ def test_exponential_moving_average(layer, x):
         assert torch.equal(fresh(x)[0], seen)
 
 
-def test_gradient_accumulation(layer, x):
-    wanted = gradients(layer, loss_of(layer, x))
-    for part in x.split(1, dim=1):
-        loss_of(layer, part).backward()
-    torch.testing.assert_close([p.grad for p in layer.parameters()], list(wanted), rtol=1e-4, atol=1e-5)
-
-
-def test_functional_call(layer, x):
-    own = {name: p.detach().clone() for name, p in layer.named_parameters()}
-    others = {name: (0.9 * p + 0.01).requires_grad_() for name, p in own.items()}
+def test_a_functional_call_keeps_nothing(layer, x):
+    others = {name: (0.9 * p.detach() + 0.01).requires_grad_() for name, p in layer.named_parameters()}
     loss = functional_call(layer, others, (x,))[0].sin().square().sum()
-    found = torch.autograd.grad(loss, list(others.values()))
-    assert same([p.detach() for p in layer.parameters()], list(own.values()))
-    layer.load_state_dict(others, strict=False)
-    assert same(found, gradients(layer, loss_of(layer, x)))
+    torch.autograd.grad(loss, list(others.values()))
     gone = [weakref.ref(p) for p in others.values()]
     del others, loss
     assert [ref() for ref in gone] == [None] * len(gone)
@@ -247,7 +188,7 @@ class Outputs(Dataset):
 def test_in_workers_of_a_data_loader(start, x):
     if start == "spawn" and torch.get_num_threads() == 1:
         pytest.skip("a spawned process has nothing of this one's threads")
-    layers = [make() for make in LAYERS.values()]
+    layers = [table.layer(name, **options) for name, options in USED.items()]
     for layer in layers:  # before the fork, in the parent
         train(layer, optimizer_of(layer), x)
     outputs = Outputs(layers, x)
@@ -260,9 +201,8 @@ def test_in_workers_of_a_data_loader(start, x):
 
 def test_two_python_threads_train_two_layers(x):
     """The results equal those of sequential training bit for bit."""
-    makes, threads = list(LAYERS.values()), torch.get_num_threads()
-    pairs = [(makes[k](), makes[(k + 1) % len(makes)]()) for k in range(len(makes))]
-    for pair in pairs:
+    threads, layers = torch.get_num_threads(), [table.layer(name, **options) for name, options in USED.items()]
+    for pair in zip(layers, copy.deepcopy([*layers[1:], layers[0]]), strict=True):
         wanted = [train(copied, optimizer_of(copied), x, 5) for copied in copy.deepcopy(pair)]
         found, begin = [None, None], threading.Barrier(2)
 

@@ -1,29 +1,19 @@
-"""The modules with torch.compile, torch.export and AOTInductor."""
+"""torch.compile, torch.export and AOTInductor over the table of layers."""
 
 import pytest
 import torch
-from torch.func import functional_call, grad, jvp, stack_module_state, vmap
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import rnnkern._extension
 import rnnkern.nn
 from python_tests.samples import recurrence_sample
+from python_tests.samples.layers import CELLS, LAYERS, SEQUENCES, draw_input, moved, values_and_gradients
 from python_tests.tiers import quick_where
 from rnnkern.ops import recurrence
 
 # All sizes differ, because torch.compile treats equal sizes as one.
-T, B, I, H = 6, 3, 5, 4  # noqa: E741
-
-BUILD = {
-    "lstm": lambda: rnnkern.nn.LSTM(I, H, bidirectional=True, num_heads=2),
-    "lstm_proj": lambda: rnnkern.nn.LSTM(I, H, proj_size=2),
-    "gru_before": lambda: rnnkern.nn.GRU(I, H, 2, batch_first=True, reset_gate="before"),
-    "modrelu": lambda: rnnkern.nn.RNN(I, H, bidirectional=True, nonlinearity="modrelu"),
-    "exprnn": lambda: rnnkern.nn.ExpRNN(I, H, 2, base="dynamic"),
-    "nnrnn": lambda: rnnkern.nn.NonNormalRNN(I, H, bidirectional=True),
-    "lstm_norm": lambda: rnnkern.nn.LSTM(I, H, 2, bidirectional=True, layer_norm=True),
-    "gru_norm": lambda: rnnkern.nn.GRU(I, H, batch_first=True, layer_norm=True),
-}
+T, B, I, H = 6, 3, 4, 8  # noqa: E741
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 compiled_part = pytest.mark.skipif(
@@ -39,28 +29,72 @@ def compiler():
         yield
 
 
+class Compiled(torch.nn.Module):
+    """A compiled module that has the parameters of the module."""
+
+    def __init__(self, module, **options):
+        super().__init__()
+        self.module, self.call = module, torch.compile(module, fullgraph=True, **options)
+
+    def forward(self, *args):
+        return self.call(*args)
+
+
+def arguments(name):
+    """Arguments of forward, with an initial state and resets where there are any."""
+    module, x = moved(name), draw_input(name, requires_grad=True)
+    with torch.no_grad():
+        if name in CELLS:
+            return module, (x, module(x))
+        if name in SEQUENCES:
+            return module, (x, module(x)[1], torch.rand(x.shape[:2]) < 0.3)
+    return module, (x,)
+
+
+QUICK = ("RNN", "LSTM Adam", "GRU", "ExpRNN", "EURNN fused", "UnitaryRNN givens", "LRU", "ContinuousRNN Adams",
+         "RelLSTM", "SABLSTM", "LSTMCell", "NeuralODE", "HeavyBallODE", "ESBN", "Recurrent")  # fmt: skip
+TRACED = [name for name in LAYERS if not name.startswith("UnitaryRNN") or name == "UnitaryRNN givens"]
+"""Dynamo does not know the ``dtype.to_complex`` of the other unitary weights."""
+
+
+@compiled_part
+@pytest.mark.parametrize("name", quick_where(lambda name: name in QUICK, TRACED))
+def test_every_layer_is_one_graph(name):
+    module, args = arguments(name)
+    compiled = Compiled(module, backend="aot_eager")
+    torch.testing.assert_close(values_and_gradients(compiled, *args), values_and_gradients(module, *args), **CLOSE)
+    if name in CELLS:
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(args[0]), module(args[0]), **CLOSE)
+
+
 def sample(module, steps=T, batch=B):
     x = torch.randn(batch, steps, I) if module.batch_first else torch.randn(steps, batch, I)
     return x.requires_grad_(), torch.rand(x.shape[:2]) < 0.3
 
 
-def values_and_gradients(function, module, x, reset):
-    output, hidden = function(x, reset=reset)
-    values = [output, *(hidden if isinstance(hidden, tuple) else (hidden,))]
-    return values, torch.autograd.grad(sum(y.sin().sum() for y in values), [x, *module.parameters()])
-
-
 def compare(compiled, module, steps, batch):
     x, reset = sample(module, steps, batch)
-    actual, wanted = (values_and_gradients(function, module, x, reset) for function in (compiled, module))
+    actual, wanted = (values_and_gradients(each, x, None, reset) for each in (compiled, module))
     torch.testing.assert_close(actual, wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("name", quick_where(lambda name: name in ("lstm", "gru_norm"), BUILD))
-def test_one_graph_for_any_length_and_batch(name):
-    module = BUILD[name]()
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)
+OF_ANY_LENGTH = {
+    "LSTM heads": {"bidirectional": True},
+    "GRU layer norm": {"batch_first": True},
+    "LSTM projected": {},
+    "GRU before": {"num_layers": 2, "batch_first": True},
+    "RNN modrelu": {"bidirectional": True},
+    "ExpRNN dynamic": {"num_layers": 2},
+    "NonNormalRNN": {"bidirectional": True},
+    "LSTM layer norm": {"num_layers": 2, "bidirectional": True},
+}
 
+
+@pytest.mark.parametrize("name", quick_where(lambda name: name in ("LSTM heads", "GRU layer norm"), OF_ANY_LENGTH))
+def test_one_graph_for_any_length_and_batch(name):
+    module = moved(name, **OF_ANY_LENGTH[name])
+    compiled = Compiled(module, backend="aot_eager", dynamic=True)
     compare(compiled, module, T, B)
     with torch._dynamo.config.patch(error_on_recompile=True):
         compare(compiled, module, 9, 2)
@@ -69,15 +103,18 @@ def test_one_graph_for_any_length_and_batch(name):
 
 @pytest.mark.parametrize(("steps", "batch"), [(1, 1), (0, B), (T, 0)])
 def test_sizes_that_the_compiler_takes_for_constants(steps, batch):
-    module = rnnkern.nn.LSTM(I, H)
-    compare(torch.compile(module, backend="aot_eager", fullgraph=True), module, steps, batch)
+    module = moved("LSTM")
+    compare(Compiled(module, backend="aot_eager"), module, steps, batch)
 
 
 @compiled_part
-@pytest.mark.parametrize("dtype", [pytest.param(None, marks=pytest.mark.proof), torch.bfloat16], ids=str)
-def test_inductor(dtype):
-    module = rnnkern.nn.GRU(I, H)
-    compiled = torch.compile(module, fullgraph=True, dynamic=True)
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")  # for LRU
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN", "ExpRNN dynamic", "RelRNN", "LRU", "SABLSTM mlp"])
+@pytest.mark.proof
+def test_inductor(name, dtype):
+    module = moved(name)
+    compiled = Compiled(module, dynamic=True)
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         compare(compiled, module, T, B)
         compare(compiled, module, 9, 2)
@@ -116,12 +153,13 @@ TRANSFORMS = {
     "gradient": lambda module: grad(loss(module), argnums=(0, 1)),
     "second gradient": lambda module: grad(lambda p, x: grad(loss(module), argnums=1)(p, x).sin().sum()),
     "members": lambda module: lambda p, x: vmap(lambda x: functional_call(module, p, (x,))[0])(x[None].tanh()),
+    "tangent": lambda module: lambda p, x: jvp(lambda x: functional_call(module, p, (x,))[0], (x,), (x.cos(),)),
     "gradients per sample": lambda module: lambda p, x: vmap(grad(loss(module)), (None, 0))(p, x[None].tanh()),
 }
 
 
 @compiled_part
-@pytest.mark.parametrize("transform", quick_where(lambda name: name in ("gradient", "members"), TRANSFORMS))
+@pytest.mark.parametrize("transform", quick_where(lambda name: name in ("gradient", "members", "tangent"), TRANSFORMS))
 def test_transforms(transform):
     """Compares gradients, because one that is lost in the graph would silently be zero."""
     module = rnnkern.nn.LSTM(I, H)
@@ -129,26 +167,6 @@ def test_transforms(transform):
     function = TRANSFORMS[transform](module)
     actual = torch.compile(function, backend="aot_eager", fullgraph=True)(parameters, x)
     torch.testing.assert_close(actual, function(parameters, x), **CLOSE)
-
-
-@compiled_part
-def test_an_ensemble_trains():
-    members, x = [rnnkern.nn.GRU(I, H) for _ in range(2)], torch.randn(T, B, I)
-    parameters, _ = stack_module_state(members)
-    function = vmap(lambda p: functional_call(members[0], p, (x,))[0])
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    leaves = list(parameters.values())
-    actual, wanted = (torch.autograd.grad(f(parameters).sin().sum(), leaves) for f in (compiled, function))
-    torch.testing.assert_close(actual, wanted, **CLOSE)
-
-
-@compiled_part
-def test_forward_mode():
-    module, x = rnnkern.nn.GRU(I, H), torch.randn(T, B, I)
-    tangent = lambda x: jvp(lambda x: module(x)[0], (x,), (x.cos(),))  # noqa: E731
-    with torch.no_grad():
-        compiled = torch.compile(tangent, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x), tangent(x), **CLOSE)
 
 
 @compiled_part
@@ -180,9 +198,9 @@ def assert_runs_like(program, module):
 
 @compiled_part
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", quick_where(lambda name: name == "lstm", ["lstm", "lstm_proj", "modrelu"]))
+@pytest.mark.parametrize("name", quick_where(lambda name: name == "LSTM", ["LSTM", "LSTM projected", "RNN modrelu"]))
 def test_export_for_any_length_and_batch(name, strict):
-    module = BUILD[name]()
+    module = moved(name)
     program = exported(module, *sample(module), strict=strict).module()
     with torch.no_grad():
         assert_runs_like(program, module)

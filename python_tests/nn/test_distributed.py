@@ -5,25 +5,17 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-import rnnkern.nn
 from python_tests import seeds
+from python_tests.samples.layers import draw_input, layer
 
-T, B, I, H = 6, 4, 3, 8  # noqa: E741
 STEPS = 2
 
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
-BUILD = {
-    "rnn": lambda: rnnkern.nn.RNN(I, H, nonlinearity="modrelu", num_heads=2),
-    "lstm": lambda: rnnkern.nn.LSTM(I, H, 2, bidirectional=True),
-    "lstm_proj": lambda: rnnkern.nn.LSTM(I, H, proj_size=4),
-    "exprnn": lambda: rnnkern.nn.ExpRNN(I, H, bidirectional=True),
-    "nnrnn": lambda: rnnkern.nn.NonNormalRNN(I, H),
-    "gru": lambda: rnnkern.nn.GRU(I, H, reset_gate="before"),
-}
-# Layers that change their parameter after an optimizer step and need all of it, so they cannot be sharded.
-REPLICATED = {"exprnn_dynamic": lambda: rnnkern.nn.ExpRNN(I, H, base="dynamic")}
+NAMES = ("RNN heads", "LSTM", "LSTM projected", "ExpRNN", "NonNormalRNN", "GRU before")
+REPLICATED = ("ExpRNN dynamic",)
+"""Layers that change their parameter after an optimizer step and need all of it, so they cannot be sharded."""
 
 
 def data_parallel(module):
@@ -50,7 +42,7 @@ def whole(model):
 
 
 WRAPPERS = {wrap.__name__: wrap for wrap in (data_parallel, fully_sharded, fully_shard)}
-CASES = [(kind, name) for kind in WRAPPERS for name in BUILD] + [("data_parallel", name) for name in REPLICATED]
+CASES = [(kind, name) for kind in WRAPPERS for name in NAMES] + [("data_parallel", name) for name in REPLICATED]
 
 
 def train(model, x):
@@ -63,7 +55,8 @@ def train(model, x):
 
 def fresh(name):
     torch.manual_seed(0)
-    return (BUILD | REPLICATED)[name]().double(), torch.randn(T, B, I, dtype=torch.float64)
+    module = layer(name, bidirectional=name in ("LSTM", "ExpRNN"), dtype=torch.float64)
+    return module, draw_input(name, batch=4).double()
 
 
 def work(rank, folder):

@@ -4,15 +4,13 @@ import copy
 
 import pytest
 import torch
-from torch.ao.quantization import get_default_qconfig_mapping, quantize_dynamic
-from torch.ao.quantization.quantize_fx import prepare_fx
+from torch.ao.quantization import quantize_dynamic
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._pytree import tree_leaves
 
-import rnnkern
 from python_tests.ops.test_flops import flops
-from python_tests.samples import public_layers
+from python_tests.samples import layers as table
 from rnnkern import _extension, nn
 
 if not _extension.available:
@@ -69,12 +67,6 @@ def test_flops_are_those_of_torch_nn(name, options, form, needs_x):
         assert ours == theirs > 0
 
 
-def test_the_gradient_of_an_initial_state_is_computed_even_if_it_is_not_needed():
-    x = torch.randn(T, B, I, **FLOAT64)
-    ours, theirs = (flops(lambda layer=layer: train(layer, x)) for layer in both("GRU"))
-    assert ours - theirs == 2 * B * 3 * H * H
-
-
 # ---- torch.fx
 
 OF_BATCH_FIRST = ("ContextNorm", "Similarity", "CoRelNet", "ESBN")
@@ -96,10 +88,10 @@ def check_trace(model, x, tracer=torch.fx.Tracer):
     torch.testing.assert_close(tree_leaves(found), tree_leaves(model(x)), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", public_layers.NAMES)
+@pytest.mark.parametrize("name", table.NAMES)
 def test_every_layer_is_a_leaf_of_a_trace(name):
     rows = (B,) if name.endswith(("Cell", "ODE")) else (B, T) if name in OF_BATCH_FIRST else (T, B)
-    check_trace(Model(public_layers.layer(name)), torch.randn(*rows, I))
+    check_trace(Model(table.layer(name)), torch.randn(*rows, I))
 
 
 TRACED = {
@@ -183,12 +175,6 @@ def test_a_layer_that_is_not_quantized_says_so(name):
     assert not hasattr(model[1], "qconfig")
 
 
-@int8
-def test_so_it_does_where_a_trace_is_quantized():
-    with pytest.warns(UserWarning, match=RESTORE):
-        prepare_fx(Model(nn.LSTM(I, H)).eval(), get_default_qconfig_mapping(), (torch.randn(T, B, I),))
-
-
 def test_a_copy_of_a_layer_keeps_how_it_was_to_be_quantized():
     layer = nn.LSTM(I, H)
     with pytest.warns(UserWarning, match=RESTORE):
@@ -196,17 +182,6 @@ def test_a_copy_of_a_layer_keeps_how_it_was_to_be_quantized():
     twin = copy.deepcopy(layer)
     assert twin.qconfig is None
     assert twin.state_dict().keys() == layer.state_dict().keys()
-
-
-@int8
-@pytest.mark.parametrize("build", [lambda: nn.LSTM(I, H), lambda: nn.GRU(I, H, bidirectional=True)])
-def test_a_restored_layer_is_quantized(build):
-    model, x = torch.nn.Sequential(build()), torch.randn(T, B, I)
-    wanted, _ = model(x)
-    rnnkern.restore(model)
-    found = quantized(model, torch.nn.LSTM, torch.nn.GRU)
-    assert type(found[0]).__module__.startswith("torch.ao.nn.quantized")
-    torch.testing.assert_close(found(x)[0], wanted, rtol=0, atol=0.05)
 
 
 @int8
@@ -241,20 +216,3 @@ def test_opacus_takes_a_layer_that_returns_its_output_alone():
     opacus.GradSampleModule(model, loss_reduction="sum")(x).square().sum().backward()
     for name, p, *per_sample in zip(names, model.parameters(), *wanted, strict=True):
         torch.testing.assert_close(p.grad_sample, torch.stack(per_sample), msg=lambda m, name=name: f"{name}: {m}")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_opacus_takes_a_restored_layer():
-    opacus = pytest.importorskip("opacus", reason="Opacus is not installed")
-    model = Classifier(nn.GRU(I, H, batch_first=True))
-    rnnkern.restore(model)
-    model = opacus.validators.ModuleValidator.fix(model)
-    assert type(model.layer).__name__ == "DPGRU"
-    data = torch.utils.data.TensorDataset(torch.randn(B, T, I))
-    model, optimizer, loader = opacus.PrivacyEngine().make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), 0.1),
-        data_loader=torch.utils.data.DataLoader(data, B), noise_multiplier=1.0, max_grad_norm=1.0,
-    )  # fmt: skip
-    for (x,) in loader:
-        model(x).square().sum().backward()
-        optimizer.step()

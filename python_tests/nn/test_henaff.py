@@ -1,9 +1,8 @@
-"""HenaffRNN against a loop, and the constructed solutions of the copy task and the adding problem."""
+"""HenaffRNN: the constructed solutions of the copy task and the adding problem."""
 
 import pytest
 import torch
 from torch.nn import Linear
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from perf import tasks
 from perf.recall import RECALL
@@ -12,52 +11,6 @@ from rnnkern.nn.init import adding_solution_, copy_solution_
 
 T, B, I, H = 7, 3, 4, 6  # noqa: E741
 F64 = torch.float64
-FUNCTIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda x: x}
-
-
-def loop(module, x, h0, reset):
-    """Layer by layer, step by step; ends[t] of the reverse direction is the start of an episode at t + 1."""
-    act, directions = FUNCTIONS[module.input_nonlinearity], 2 if module.bidirectional else 1
-    ends, finals = torch.cat([reset[1:], torch.zeros_like(reset[:1])]), []
-    for layer in range(module.num_layers):
-        results = []
-        for k in range(directions):
-            end = f"l{layer}{'_reverse' if k else ''}"
-            W, R, *b = (
-                getattr(module, f"{name}_{end}", None) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            )
-            b_ih, b_hh = b if module.bias else (0, 0)
-            h, outputs = h0[layer * directions + k], [None] * len(x)
-            for t in reversed(range(len(x))) if k else range(len(x)):
-                h = torch.where((ends if k else reset)[t, :, None], 0, h)
-                outputs[t] = h = act(x[t] @ W.T + b_ih) + h @ R.T + b_hh
-            results.append(torch.stack(outputs))
-            finals.append(h)
-        x = torch.cat(results, -1)
-    return x, torch.stack(finals)
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize(("nonlinearity", "bias"), [("relu", True), ("tanh", False), ("identity", True)])
-def test_as_the_loop(nonlinearity, bias, bidirectional):
-    module = HenaffRNN(I, H, 3, input_nonlinearity=nonlinearity, bias=bias, bidirectional=bidirectional, dtype=F64)
-    for name, parameter in module.named_parameters():
-        if name.startswith("bias"):
-            assert not parameter.any()
-            torch.nn.init.normal_(parameter)
-    x, h0 = torch.randn(T, B, I, dtype=F64), torch.randn(6 if bidirectional else 3, B, H, dtype=F64)
-    reset = torch.rand(T, B) < 0.2
-    found, wanted = module(x, h0, reset), loop(module, x, h0, reset)
-    torch.testing.assert_close(found, wanted)
-    grads = [torch.autograd.grad(y.sin().sum() + h.sum(), list(module.parameters())) for y, h in (found, wanted)]
-    torch.testing.assert_close(*grads)
-    with torch.no_grad():  # one step at a time
-        one, _ = module(x[:1], h0)
-        torch.testing.assert_close(one, loop(module, x[:1], h0, torch.zeros(1, B, dtype=torch.bool))[0])
-    output, _ = pad_packed_sequence(module(pack_padded_sequence(x, [7, 5, 2]), h0)[0])
-    for b, length in enumerate((7, 5, 2)):
-        alone = loop(module, x[:length, b : b + 1], h0[:, b : b + 1], torch.zeros(length, 1, dtype=torch.bool))[0]
-        torch.testing.assert_close(output[:length, b], alone[:, 0])
 
 
 @torch.no_grad()
@@ -87,7 +40,6 @@ def test_the_solution_of_the_adding_problem_needs_no_training():
 
 def test_wrong_arguments():
     for call, said in (
-        (lambda: HenaffRNN(2, 3, input_nonlinearity="sin"), "`input_nonlinearity` must be one of .* got 'sin'"),
         (lambda: copy_solution_(HenaffRNN(10, 16), Linear(16, 9), 5, 2), "at least 3 inputs and 2 A"),
         (lambda: copy_solution_(HenaffRNN(10, 17), Linear(17, 9), 0, 2), "at least 1, got 0 and 2"),
         (lambda: copy_solution_(HenaffRNN(10, 17), Linear(17, 8), 5, 2), r"`head` must have a weight \(9, 17\)"),

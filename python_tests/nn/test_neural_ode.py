@@ -1,19 +1,12 @@
-"""NeuralODE and HeavyBallODE, and the cells adams, heavy_ball and heavy_ball_tanh, against loops that follow the
-equations on h and m."""
-
-import copy
-import pickle
+"""NeuralODE and HeavyBallODE against loops that follow the equations on h and m, and solvers of torchdiffeq."""
 
 import pytest
 import torch
 from torch import Tensor, tanh
-from torch.autograd import grad, gradcheck, gradgradcheck
+from torch.autograd import grad
 
-import rnnkern
 from python_tests.samples import draws
-from rnnkern import cells
 from rnnkern.nn import HeavyBallODE, NeuralODE
-from rnnkern.ops import recurrence
 from rnnkern.testing import assert_close_over_draws
 
 F64 = torch.float64
@@ -95,25 +88,6 @@ def test_a_heavy_ball_ode_is_the_loop_on_h_and_m(options, method, steps):
         torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", [cells.adams, cells.heavy_ball, cells.heavy_ball_tanh], ids=lambda cell: cell.__name__)
-def test_gradients_of_the_cells(cell):
-    u, R, state, params = drawn(4, 2, 3), drawn(3, 3), [drawn(2, 3), drawn(2, 3)], [drawn(3) for _ in cell.params]
-
-    def call(u, R, h, m, *params):
-        h, final = recurrence(cell, u, R, (h, m), params=params, save_u=True)
-        return h, *final
-
-    assert gradcheck(call, (u, R, *state, *params))
-    assert gradgradcheck(call, (u, R, *state, *params), fast_mode=True)
-    h, (m,) = state[0], state[1:]
-    for u_t in u:
-        h, m = cell(u_t, h @ R.T, h, m, **dict(zip(cell.params, params, strict=True)))
-    _, final = recurrence(cell, u, R, state, params=params)
-    leaves = [u, R, *state, *params]
-    found, wanted = (grad(h.sum() + m.square().sum(), leaves) for h, m in (final, (h, m)))
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-
-
 def test_in_float32_they_are_as_close_as_the_loop():
     for make, loop in (
         (lambda: NeuralODE(8, 32, steps=50, dtype=F64), neural_loop),
@@ -128,69 +102,6 @@ def test_in_float32_they_are_as_close_as_the_loop():
             return {"path": (found if isinstance(found, Tensor) else found[0], loop(ode, h.float()), truth)}
 
         assert_close_over_draws(draws(compared))
-
-
-# ---- memory, modules, other solvers
-
-
-@pytest.mark.skipif(not rnnkern._extension.available, reason="no compiled part")
-def test_values_kept_for_the_backward_pass():
-    """Both states and ``cell.saved`` values per step, sample and unit, or u in place of the latter; nothing else grows
-    with the steps."""
-    for cell, kept in ((cells.adams, 3), (cells.heavy_ball, 3), (cells.heavy_ball_tanh, 4)):
-
-        def counted(steps, save_gates, cell=cell):
-            sizes, u = [], drawn(steps, 2, 3)
-            params = [drawn(3) for _ in cell.params]
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-                recurrence(cell, u, drawn(3, 3), (drawn(2, 3), drawn(2, 3)), params=params, save_gates=save_gates)
-            return sum(sizes)
-
-        assert (counted(20, True) - counted(10, True)) / 10 == kept * 2 * 3, cell.__name__
-        assert (counted(20, False) - counted(10, False)) / 10 == 3 * 2 * 3, cell.__name__
-        assert kept == len(cell.states) + cell.saved
-
-
-@pytest.mark.parametrize("ode", [
-    NeuralODE(3, 8, steps=5), NeuralODE(3, 8, steps=5, method="euler"), HeavyBallODE(3, 8, steps=5),
-    HeavyBallODE(3, steps=5, generalized=True, learn_momentum=True),
-], ids=str)  # fmt: skip
-def test_copies_compiler_autocast_and_explain(ode):
-    def first(result):
-        return result if isinstance(result, Tensor) else result[0]
-
-    ode, h = copy.deepcopy(ode), torch.randn(2, 3)
-    wanted = first(ode(h))
-    for other in (copy.deepcopy(ode), pickle.loads(pickle.dumps(ode))):
-        assert torch.equal(first(other(h)), wanted)
-    torch.testing.assert_close(first(torch.compile(ode, fullgraph=True, backend="eager")(h)), wanted)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(first(ode(h)).float(), wanted, rtol=0.05, atol=0.05)
-    (choice,) = rnnkern.ops.explain(ode, h)
-    assert choice == rnnkern.explain(torch.nn.Sequential(ode))["0"][0]
-    assert choice.implementation == ("cpu" if rnnkern._extension.available else "reference")
-    assert first(ode(torch.randn(0, 3))).shape == (0, 3)
-    ode.reset_parameters()
-    assert not torch.equal(first(ode(h)), wanted)
-
-
-def test_wrong_arguments():
-    for make, error, said in (
-        (lambda: NeuralODE(2, 3, steps=0), ValueError, "steps must be at least 1, got 0"),
-        (lambda: NeuralODE(2, 3, steps=1.5), TypeError, "steps should be of type int, got: float"),
-        (lambda: NeuralODE(2, None, steps=1), TypeError, "hidden_size should be of type int"),
-        (lambda: NeuralODE(2, 3, steps=1, time=0), ValueError, "time must be positive, got 0"),
-        (lambda: NeuralODE(2, 3, steps=1, method="rk4"), ValueError, r"method must be one of \('adams', 'euler'\)"),
-        (lambda: HeavyBallODE(2, 3, steps=1, gamma=-1), ValueError, "gamma must be at least 0, got -1"),
-        (lambda: HeavyBallODE(2, 3, steps=1, gamma="a"), TypeError, "gamma should be of type float, got: str"),
-        (lambda: HeavyBallODE(2, 3, steps=1, generalized=True), ValueError, "`hidden_size` must be None .* got 3"),
-        (lambda: NeuralODE(2, 3, steps=1)(torch.zeros(4, 3)), ValueError, r"`h` must be \(B, 2\), got \(4, 3\)"),
-        (lambda: NeuralODE(2, 3, steps=1)(torch.zeros(4, 2, dtype=F64)), TypeError, "`h` must have the dtype"),
-        (lambda: HeavyBallODE(2, 3, steps=1)(torch.zeros(4, 2), torch.zeros(3, 2)), ValueError, r"`m` must .*\(4, 2\)"),
-        (lambda: HeavyBallODE(2, 3, steps=1)([1.0]), TypeError, "`h` must be a tensor, got list"),
-    ):  # fmt: skip
-        with pytest.raises(error, match=said):
-            make()
 
 
 def test_solvers_of_torchdiffeq_take_the_fields():

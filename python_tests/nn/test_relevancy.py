@@ -1,35 +1,23 @@
-"""RelRNN, RelLSTM, MemRNN and MemLSTM."""
+"""Layers that attend to their past: RelRNN, RelLSTM, MemRNN, MemLSTM and SABLSTM."""
 
-import copy
-import io
 import itertools
-import pickle
 
 import pytest
 import torch
-from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_sequence
 
 import rnnkern.nn
 from python_tests.samples import draws, mostly
-from rnnkern import _extension, parametrizations, reference
-from rnnkern.nn import MemLSTM, MemRNN, RelLSTM, RelRNN
-from rnnkern.ops import RelevancyState
+from python_tests.samples import layers as table
+from python_tests.samples.layers import HIDDEN_SIZE, INPUT_SIZE, SEQUENCES
+from rnnkern import parametrizations, reference
+from rnnkern.nn import SABLSTM, MemRNN, RelLSTM, RelRNN
+from rnnkern.ops import sab_recurrence
 from rnnkern.testing import assert_close_over_draws
 
-T, B, I, N = 9, 3, 4, 5  # noqa: E741
-LAYERS = [
-    (RelRNN, {"buffer_size": 3, "relevant_size": 2}),
-    (RelRNN, {"buffer_size": 2, "relevant_size": 1, "nonlinearity": "modrelu", "combine": "sum", "output": "s"}),
-    (RelRNN, {"buffer_size": 4, "relevant_size": 0, "nonlinearity": "relu", "alignment": "dot", "bias": False}),
-    (RelLSTM, {"buffer_size": 3, "relevant_size": 2, "relevance": "fifo"}),
-    (MemRNN, {}),
-    (MemLSTM, {}),
-    (RelRNN, {"buffer_size": 3, "relevant_size": 2, "relevance": "learned", "output": "s"}),
-    (MemRNN, {"combine": "concat", "num_heads": 5, "output": "s"}),
-    (MemLSTM, {"combine": "concat", "alignment": "scaled_dot"}),
-    (RelLSTM, {"buffer_size": 3, "relevance": "learned", "alignment": "scaled_dot", "num_heads": 5}),
-]
-every = pytest.mark.parametrize(("cls", "options"), LAYERS, ids=lambda x: getattr(x, "__name__", ""))
+T, B, I, N = 9, 3, INPUT_SIZE, HIDDEN_SIZE  # noqa: E741
+NAMES = [name for name in SEQUENCES if name.startswith(("Rel", "Mem"))]
+every = pytest.mark.parametrize("name", NAMES)
 
 
 def build(cls, **options):
@@ -38,14 +26,6 @@ def build(cls, **options):
 
 def inputs(*shape):
     return torch.randn(*(shape or (T, B, I)), dtype=torch.float64)
-
-
-def same(a, b):
-    """Checks that two states agree: equal events, and almost equal values."""
-    for x, y in zip(a, b, strict=True):
-        assert (x is None) == (y is None)
-        if x is not None:
-            torch.testing.assert_close(x, y)
 
 
 def of_reference(layer, x, dtype, **rest):
@@ -72,9 +52,9 @@ def of_reference(layer, x, dtype, **rest):
 
 @every
 @pytest.mark.sampled
-def test_a_layer_is_the_definition(cls, options):
+def test_a_layer_is_the_definition(name):
     def compared():
-        layer, x = cls(I, N, **options), torch.randn(T, B, I)
+        layer, x = table.layer(name), torch.randn(T, B, I)
         reset = torch.rand(T, B) < 0.15
         output, state = layer(x, reset=reset)
         grads = torch.autograd.grad(output.square().sum(), list(layer.parameters()))
@@ -89,67 +69,8 @@ def test_a_layer_is_the_definition(cls, options):
 
 
 @every
-def test_batch_first_and_unbatched(cls, options):
-    layer, x, reset = build(cls, **options), inputs(), torch.rand(T, B) < 0.2
-    wanted, final = layer(x, reset=reset)
-    layer.batch_first = True
-    output, state = layer(x.transpose(0, 1), reset=reset.T)
-    assert torch.equal(output.transpose(0, 1), wanted)
-    same(state, final)
-    for k in range(B):
-        output, state = layer(x[:, k], reset=reset[:, k])
-        torch.testing.assert_close(output, wanted[:, k])
-        same(state, RelevancyState(*(None if part is None else part[k] for part in final)))
-        goes_on, _ = layer(x[:, k], state)
-        torch.testing.assert_close(goes_on, layer(x.transpose(0, 1), final)[0][k])
-
-
-@every
-def test_packed_is_each_sequence_by_itself(cls, options):
-    layer, lengths = build(cls, **options), (4, 9, 6)
-    sequences, resets = [inputs(n, I) for n in lengths], torch.rand(9, B) < 0.2
-    packed = pack_sequence(sequences, enforce_sorted=False)
-    output, state = layer(packed, reset=resets)
-    rows, found = pad_packed_sequence(output)
-    assert tuple(found.tolist()) == lengths
-    goes_on, _ = layer(packed, state)
-    for k, (x, n) in enumerate(zip(sequences, lengths, strict=True)):
-        wanted, final = layer(x, reset=resets[:n, k])
-        torch.testing.assert_close(rows[:n, k], wanted)
-        torch.testing.assert_close(state.s[k], final.s)
-        assert torch.equal(state.ids[k], final.ids)
-        torch.testing.assert_close(pad_packed_sequence(goes_on)[0][:n, k], layer(x, final)[0])
-
-
-@every
-@pytest.mark.parametrize("cut", [1, 5, 8])
-def test_chunks_are_the_whole(cls, options, cut):
-    layer, x = build(cls, **options), inputs(12, B, I)
-    whole, wanted = layer(x)
-    first, state = layer(x[:cut])
-    second, state = layer(x[cut:], state)
-    torch.testing.assert_close(torch.cat([first, second]), whole)  # exact except for rounding in the product with U
-    assert torch.equal(state.ids, wanted.ids)
-    same(state, wanted)
-    parameters = [p for name, p in layer.named_parameters() if name != "weight_screen_l0"]  # reached in the same call
-    grads = [torch.autograd.grad(out.square().sum(), parameters)
-             for out in (whole, torch.cat([first, second]))]  # fmt: skip
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_an_initial_state():
-    rnn, lstm, x = build(RelRNN), build(RelLSTM), inputs()
-    s0, c0 = inputs(B, N), inputs(B, N)
-    assert not torch.allclose(rnn(x, (s0,))[0], rnn(x)[0])
-    torch.testing.assert_close(lstm(x, (s0, c0))[0][:, 1:2], lstm(x[:, 1:2], (s0[1:2], c0[1:2]))[0])
-    torch.testing.assert_close(rnn(x[:, 0], (s0[0],))[0], rnn(x, (s0,))[0][:, 0])
-    assert rnn(x[:0])[0].shape == (0, B, N)
-
-
-@every
-def test_attention_says_what_was_attended_to(cls, options):
-    layer, x = build(cls, **options), inputs()
+def test_attention_says_what_was_attended_to(name):
+    layer, x = table.layer(name, dtype=torch.float64), inputs()
     weights, ids = layer.attention(x)
     torch.testing.assert_close(weights.sum(-1), torch.ones(T, B, dtype=torch.float64))
     assert torch.equal(weights > 0, ids >= 0)
@@ -188,7 +109,7 @@ def published(layer, x):
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("num_heads", [1, 5])
+@pytest.mark.parametrize("num_heads", [1, 4])
 def test_heads_and_a_query_of_h_and_context_are_as_published(num_heads):
     layer = build(MemRNN, combine="concat", alignment="scaled_dot", num_heads=num_heads, output="s")
     assert layer.weight_hh_l0.shape == layer.weight_query_l0.shape == (N, 2 * N)
@@ -200,34 +121,8 @@ def test_heads_and_a_query_of_h_and_context_are_as_published(num_heads):
     leaves = list(layer.parameters())
     found, truth = (torch.autograd.grad(y.square().sum(), leaves) for y in (output, loop))
     torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-10)
-    begun = layer(x[4:], layer(x[:4])[1])[0]
-    torch.testing.assert_close(begun, output[4:])
     given = layer(x, torch.zeros(1, B, 2 * N, dtype=torch.float64))[0]
     torch.testing.assert_close(given, output)
-
-
-def test_a_learned_score_that_finds_the_inputs_that_matter_stays():
-    """One of the steps 0 to 7 has a mark and a sign; the answer at the end is that sign. R has a single slot, and only
-    the learned score can tell which event must be in it, since the buffer holds one event and R one. From an initial
-    score that finds no mark, most trainings do not learn it: the selection has no gradient. The initial weight of 4
-    outlasts any draw: Adam moves a weight by about 0.01 a step, so by 1.5 in all."""
-
-    layer = RelRNN(2, 16, buffer_size=1, relevant_size=1, relevance="learned", output="s")
-    with torch.no_grad():
-        layer.weight_screen_l0.copy_(torch.tensor([4.0, 0.0]))
-    head = torch.nn.Linear(16, 1)
-    optimiser = torch.optim.Adam([*layer.parameters(), *head.parameters()], 1e-2)
-    for _ in range(150):
-        x, marked = torch.zeros(24, 64, 2), torch.randint(8, (64,))
-        sign = torch.randint(2, (64,)) * 2.0 - 1
-        x[marked, torch.arange(64), 0], x[marked, torch.arange(64), 1] = 1, sign
-        output, state = layer(x)
-        loss = torch.nn.functional.softplus(-sign * head(output[-1]).squeeze(1)).mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    assert layer.weight_screen_l0.grad.any()
-    assert torch.equal(state.ids[:, 0], marked)
 
 
 def test_v_begins_orthogonal():
@@ -259,107 +154,6 @@ def test_v_takes_a_parametrization(held):
     assert not torch.allclose(layer.weight_hh_l0, V)
 
 
-# ---- general behavior of modules
-
-
-@every
-def test_copies_compute_the_same(cls, options):
-    layer, x = build(cls, **options), inputs()
-    wanted, state = layer(x)
-    other = build(cls, **options)
-    other.load_state_dict(layer.state_dict())
-    for copied in (other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(copied(x)[0], wanted)
-        assert repr(copied) == repr(layer)
-    buffer = io.BytesIO()
-    torch.save(RelevancyState(*(part if part is None else part.detach() for part in state)), buffer)
-    buffer.seek(0)
-    with torch.serialization.safe_globals([RelevancyState]):
-        saved = torch.load(buffer)
-    assert torch.equal(layer(x, saved)[0], layer(x, state)[0])
-
-
-@pytest.mark.parametrize(("cls", "options"), [LAYERS[0], LAYERS[3]], ids=["RelRNN", "RelLSTM"])
-def test_compiles_as_one_graph(cls, options):
-    if not _extension.available:
-        pytest.skip(f"no compiled part: {_extension.reason}")
-    layer, x, reset = build(cls, **options), inputs(), torch.rand(T, B) < 0.2
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for state in (None, layer(x)[1]):
-        found, wanted = compiled(x, state, reset), layer(x, state, reset)
-        torch.testing.assert_close(found[0], wanted[0])
-        same(found[1], wanted[1])
-        grads = [torch.autograd.grad(output.square().sum(), list(layer.parameters()), retain_graph=True)
-                 for output in (found[0], wanted[0])]  # fmt: skip
-        torch.testing.assert_close(*grads)
-
-
-def test_parameters_have_these_names():
-    assert {name: tuple(p.shape) for name, p in RelLSTM(I, N).named_parameters()} == {
-        "weight_ih_l0": (4 * N, I), "weight_hh_l0": (4 * N, N), "weight_query_l0": (N, N), "weight_key_l0": (N, N),
-        "weight_score_l0": (N,), "bias_ih_l0": (4 * N,),
-    }  # fmt: skip
-    assert "modrelu_bias_l0" in dict(RelRNN(I, N, nonlinearity="modrelu").named_parameters())
-    assert "bias_ih_l0" not in dict(RelRNN(I, N, bias=False).named_parameters())
-
-
-def test_autocast():
-    layer, x = RelLSTM(I, N, buffer_size=3, relevant_size=2), torch.randn(T, B, I)
-    with torch.autocast("cpu", torch.bfloat16):
-        output, state = layer(x)
-        layer(x, state)
-    assert (output.dtype, state.s.dtype) == (torch.bfloat16, torch.float32)
-    output.float().sum().backward()
-    assert layer.weight_hh_l0.grad.dtype == torch.float32
-
-
-def test_explain_knows_the_module():
-    (choice,) = rnnkern.ops.explain(RelRNN(I, N), torch.randn(T, B, I))
-    assert choice.implementation in ("cpu", "reference")
-
-
-def test_repr():
-    assert repr(RelRNN(3, 4, combine="sum", nonlinearity="relu", batch_first=True)) == (
-        "RelRNN(3, 4, buffer_size=10, relevant_size=10, nonlinearity=relu, combine=sum, batch_first=True)"
-    )
-    assert repr(MemLSTM(3, 4, bias=False)) == "MemLSTM(3, 4, bias=False)"
-
-
-@pytest.mark.parametrize(
-    ("cls", "options", "error", "message"),
-    [
-        (RelRNN, {"buffer_size": 0}, ValueError, "buffer_size must be at least 1, got 0"),
-        (RelRNN, {"relevant_size": -1}, ValueError, "relevant_size must be at least 0, got -1"),
-        (RelRNN, {"buffer_size": 2.0}, TypeError, "buffer_size should be of type int, got: float"),
-        (RelRNN, {"num_heads": 2}, ValueError, "num_heads must divide hidden_size = 5, got 2"),
-        (RelRNN, {"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
-        (RelRNN, {"nonlinearity": "gelu"}, ValueError, "nonlinearity must be one of .*, got 'gelu'"),
-        (RelLSTM, {"combine": "mean"}, ValueError, "combine must be one of .*, got 'mean'"),
-        (RelLSTM, {"nonlinearity": "relu"}, TypeError, "nonlinearity"),
-        (MemRNN, {"buffer_size": 5}, TypeError, "MemRNN: unknown argument `buffer_size`"),
-    ],
-)
-def test_wrong_options(cls, options, error, message):
-    with pytest.raises(error, match=message):
-        cls(I, N, **options)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda m: m(torch.zeros(T, B, 7)), ValueError, r"RelRNN: `input` must be \(T, B, 4\), or without B, got"),
-        (lambda m: m(torch.zeros(T, B, I).double()), TypeError, "dtype of the parameters, torch.float32, got"),
-        (lambda m: m([1.0]), TypeError, "must be a tensor or a PackedSequence, got list"),
-        (lambda m: m(torch.zeros(T, B, I), reset=torch.zeros(T, B)), TypeError, "RelRNN: `reset` must be a bool"),
-        (lambda m: m(torch.zeros(T, B, I), reset=torch.zeros(B, T) > 0), ValueError, r"must be \(T, B\) = \(9, 3\)"),
-        (lambda m: m(torch.zeros(T, B, I), (torch.zeros(B, 2),)), ValueError, r"`hx` must be \(3, 5\), got \(3, 2\)"),
-    ],
-)
-def test_wrong_calls(call, error, message):
-    with pytest.raises(error, match=message):
-        call(RelRNN(I, N))
-
-
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("cls", [rnnkern.nn.RelRNN, rnnkern.nn.MemLSTM])
 def test_the_map_has_the_weights_where_the_events_are(cls, batch_first):
@@ -386,6 +180,7 @@ def test_a_state_of_torch_s_shape_and_what_states_can_do(cls):
     layer, x = cls(3, 4), torch.randn(6, 2, 3)
     parts = torch.randn(1 if cls is rnnkern.nn.RelRNN else 2, 1, 2, 4).unbind(0)
     output, state = layer(x, tuple(part[0] for part in parts))
+    assert not torch.allclose(layer(x)[0], output)
     assert torch.equal(layer(x, parts[0] if len(parts) == 1 else parts)[0], output)
     assert torch.equal(layer(x[:, 0], tuple(part[:, 0] for part in parts))[0], output[:, 0])
     assert state[0].requires_grad
@@ -397,3 +192,54 @@ def test_a_state_of_torch_s_shape_and_what_states_can_do(cls):
     if state[1] is None:
         with pytest.raises(TypeError, match=r"`state\.select_batch\(index\)`\), got NoneType in a tuple"):
             layer(x[:, 1:], state[1:2])
+
+
+# ---- SABLSTM
+
+
+def attending(**options):
+    return SABLSTM(I, N, **{"top_k": 2, "attend_every": 2, "dtype": torch.float64} | options)
+
+
+@pytest.mark.parametrize("alignment", ["separable", "mlp"])
+def test_it_is_the_operator_over_a_projection(alignment):
+    module, x = attending(alignment=alignment, truncation=3), torch.randn(T, B, I, dtype=torch.float64)
+    output, state = module(x)
+    weights = [module.weight_score_l0]
+    if alignment == "mlp":
+        weights.insert(0, module.weight_alignment_l0)
+    u = torch.nn.functional.linear(x, module.weight_ih_l0, module.bias_ih_l0)
+    zeros = x.new_zeros(B, N)
+    wanted, end = sab_recurrence(
+        u, module.weight_hh_l0, (zeros, zeros), weights, top_k=2, attend_every=2, truncation=3, alignment=alignment
+    )
+    assert torch.equal(output, wanted)
+    assert torch.equal(state.memory, end.memory)
+    assert output.shape == (T, B, 2 * N)
+    assert state.memory.shape == (B, 1 + T // 2, N)
+    output.sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in module.parameters())
+
+
+def test_without_attention_it_is_an_lstm():
+    module, lstm = attending(top_k=1, truncation=100), torch.nn.LSTM(I, N, dtype=torch.float64)
+    with torch.no_grad():
+        module.weight_score_l0.zero_()
+        for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0"):
+            getattr(lstm, name).copy_(getattr(module, name))
+        lstm.bias_hh_l0.zero_()
+    x = torch.randn(T, B, I, dtype=torch.float64)
+    output, state = module(x)
+    wanted, (_, c) = lstm(x)
+    torch.testing.assert_close(output[..., :N], wanted)
+    torch.testing.assert_close(state.c, c[0])
+    assert not output[..., N:].any()
+
+
+def test_attention_says_what_is_attended_to():
+    module, x = attending(), torch.randn(T, B, I, dtype=torch.float64)
+    weights, slots = module.attention(x)
+    assert weights.shape == slots.shape == (T, B, 2)
+    assert slots[0].tolist() == [[0, -1]] * B  # a single memory
+    assert (slots[4:] >= 0).all()
+    assert (slots.amax(-1) <= torch.arange(T).unsqueeze(1) // 2).all()

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import rnnkern
 import rnnkern.nn
-from python_tests.samples import public_layers
+from python_tests.samples import layers as table
 from rnnkern import _extension, replace, restore
 
 T, B, I, H = 5, 3, 4, 6  # noqa: E741
@@ -53,15 +53,10 @@ def given(module, dtype=torch.float64):
     return torch.randn(*(B,) if cell else (T, B), I, dtype=dtype)
 
 
-def flat(result):
-    return [s for r in result for s in flat(r)] if isinstance(result, tuple) else [result]
-
-
 def results(module, x):
     """Output, and gradients of the parameters; dropout is the same in each call."""
     torch.manual_seed(1)
-    values = flat(module(x))
-    return values, torch.autograd.grad(sum(v.square().sum() for v in values), list(module.parameters()))
+    return table.values_and_gradients(module, x)
 
 
 def assert_same(actual, wanted):
@@ -85,6 +80,12 @@ def test_one_layer_there_and_back(build):
     assert report == ((("", cls, type(module)),), ())
     assert type(module) is getattr(rnnkern.nn, cls.__name__)
     assert_same(results(module, x), wanted)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert type(twin) is type(module)
+        assert_same(results(twin, x), wanted)
+        restore(twin)
+        assert type(module) is not type(twin) is cls
+        assert_same(results(twin, x), wanted)
     assert {n: id(p) for n, p in module.named_parameters()} == {n: id(p) for n, p in parameters.items()}
     assert repr(module).startswith(f"rnnkern.nn.{spelled[:-1]}")
     assert restore(module) == ((("", getattr(rnnkern.nn, cls.__name__), cls),), ())
@@ -96,8 +97,7 @@ def test_one_layer_there_and_back(build):
     assert all(after[name] is before[name] for name in before.keys() - weights)
     for name in weights & before.keys():
         assert [id(w) for w in after[name]] == [id(w) for w in before[name]]
-    for a, w in zip(results(module, x), wanted, strict=True):
-        assert all(map(torch.equal, a, w))
+    assert table.same(results(module, x), wanted)
 
 
 def test_a_model():
@@ -113,35 +113,7 @@ def test_a_model():
     assert_same(results(model, x), wanted)
     restore(model)
     assert not any(map(ours, model.modules()))
-    for a, w in zip(results(model, x), wanted, strict=True):
-        assert all(map(torch.equal, a, w))
-
-
-def test_an_optimizer_from_before_goes_on():
-    torch.manual_seed(0)
-    model = Model().double()
-    twin = copy.deepcopy(model)
-    x = torch.randn(4, T, B, I, dtype=torch.float64)
-    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, twin)]
-    for k, batch in enumerate(x):
-        if k == 1:
-            replace(model)
-        if k == 3:
-            restore(model)
-        for m, optimizer in zip((model, twin), optimizers, strict=True):
-            optimizer.zero_grad()
-            m(batch).square().sum().backward()
-            optimizer.step()
-    torch.testing.assert_close(dict(model.state_dict()), dict(twin.state_dict()), rtol=1e-7, atol=1e-9)
-
-
-def test_tied_weights_stay_tied():
-    first, second = torch.nn.GRU(I, H), torch.nn.GRU(I, H)
-    second.weight_hh_l0 = first.weight_hh_l0
-    model = torch.nn.ModuleList([first, second])
-    replace(model)
-    assert second.weight_hh_l0 is first.weight_hh_l0
-    assert len(list(model.parameters())) == 7
+    assert table.same(results(model, x), wanted)
 
 
 def test_hooks_flags_and_buffers_stay():
@@ -165,21 +137,6 @@ def test_hooks_flags_and_buffers_stay():
         assert seen == [("before", lstm), ("backward", lstm), ("saved", lstm)]
         assert lstm.weight_hh_l1.grad is None
         assert not lstm.training
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
-@layers
-def test_copies(build, duplicate):
-    module = build(dtype=torch.float64).eval()
-    x = given(module)
-    wanted = results(module, x)
-    replace(module)
-    twin = duplicate(module)
-    assert type(twin) is type(module)
-    assert_same(results(twin, x), wanted)
-    restore(twin)
-    assert type(module) is not type(twin) is type(build())
-    assert_same(results(twin, x), wanted)
 
 
 def test_what_moved_in_between_is_what_torch_reads():
@@ -297,7 +254,6 @@ LEFT = {
     "complex": (lambda: torch.nn.LSTM(I, H, dtype=torch.complex64), "its parameters are torch.complex64"),
     "quantized": (lambda: torch.ao.nn.quantized.dynamic.GRU(I, H), "quantized"),
     "quantizable": (lambda: torch.ao.nn.quantizable.LSTMCell(I, H), "quantized"),
-    "reference of quantized": (lambda: torch.ao.nn.quantized.reference.GRUCell(I, H), "quantized"),
     "scripted": (lambda: torch.jit.script(torch.nn.LSTM(I, H)), "in a scripted module"),
     "traced": (lambda: torch.jit.trace(torch.nn.GRUCell(I, H), torch.zeros(B, I)), "in a scripted module"),
     "ours": (lambda: rnnkern.nn.LSTM(I, H), "rnnkern's already"),
@@ -316,14 +272,6 @@ def test_what_is_left_is_named_with_its_reason(build, reason):
     assert restore(model).replaced[-1].name == "2"
 
 
-def test_a_scripted_model():
-    scripted = torch.jit.script(Model())
-    report = replace(scripted)
-    assert report.replaced == ()
-    assert {"encoder.1", "cells.0", "cells.1"} <= {left.name for left in report.left}
-    assert {left.reason for left in report.left} == {"in a scripted module"}
-
-
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
@@ -331,6 +279,8 @@ def test_a_scripted_model():
         (lambda: rnnkern.nn.LSTM(I, H, zoneout=(0.0, 0.1)), r"torch.nn has no zoneout=(0.0, 0.1)"),
         (lambda: rnnkern.nn.GRU(I, H, recurrent_dropout=0.5), "torch.nn has no recurrent_dropout=0.5"),
         (lambda: rnnkern.nn.LSTM(I, H, layer_norm=True), "torch.nn has no layer_norm=True"),
+        (lambda: rnnkern.nn.LSTM(I, H, recurrent_grad_dropout=0.25), "torch.nn has no recurrent_grad_dropout=0.25"),
+        (lambda: table.layer("RNN NAG"), "torch.nn has no filter=NAG(s=0.5, restart_every=4)"),
         (lambda: rnnkern.nn.GRU(I, H, reset_gate="before"), "torch.nn has no reset_gate='before'"),
         (lambda: rnnkern.nn.RNN(I, H, nonlinearity="modrelu"), "torch.nn has no nonlinearity='modrelu'"),
         (lambda: type("Own", (rnnkern.nn.LSTMCell,), {})(I, H), "a subclass, which may compute something else"),
@@ -346,6 +296,15 @@ def test_what_torch_cannot_have_back(build, reason):
     assert report.replaced == (("2", rnnkern.nn.RNN, torch.nn.RNN),)
     x = torch.randn(T, B, I)
     assert torch.isfinite(model[2](x)[0]).all()
+
+
+@pytest.mark.parametrize("name", [name for name in table.NAMES if not hasattr(torch.nn, name)])
+def test_what_torch_has_not_stays(name):
+    model = torch.nn.Sequential(table.layer(name))
+    cls = type(model[0])
+    for swap in (replace, restore):
+        assert swap(model).replaced == ()
+        assert type(model[0]) is cls
 
 
 # ---- the report
@@ -418,34 +377,9 @@ def test_explain_walks_a_model():
         rnnkern.explain(None)
 
 
-NOT_RECURRENT = {"Recurrent", "ContextNorm", "Similarity", "CoRelNet", "ESBN"}
-
-
-@pytest.mark.parametrize("name", [n for n in public_layers.NAMES if n not in NOT_RECURRENT])
-def test_explain_asks_every_layer(name):
-    module = torch.nn.Sequential(public_layers.layer(name))
-    assert [c.implementation for c in rnnkern.explain(module)["0"]] == ["cpu"]
-    weights = (
-        (part, name)
-        for part in module.modules()
-        for name, x in part._parameters.items()
-        if x is not None and x.dim() > 1
-    )
-    owner, gone = next(weights)
-    delattr(owner, gone)  # as weight dropout does until the first call
-    (choice,) = rnnkern.explain(module)["0"]
-    assert choice.implementation == "unknown"
-    assert f"the layer has no `{gone}` yet" in choice.reason
-
-
 def test_a_printed_model_tells_whose_its_layers_are():
     model = torch.nn.Sequential(torch.nn.LSTM(I, H), torch.nn.GRUCell(I, H))
     parametrizations.weight_norm(model[1], "weight_hh")
     replace(model)
     assert "(0): rnnkern.nn.LSTM(4, 6)" in str(model)
     assert "(1): rnnkern.nn.ParametrizedGRUCell(" in str(model)
-
-    class Own(rnnkern.nn.LSTM):
-        pass
-
-    assert str(Own(I, H)) == "Own(4, 6)"

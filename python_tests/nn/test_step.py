@@ -6,21 +6,15 @@ import pytest
 import torch
 
 import rnnkern
+import rnnkern.nn.cells
 from python_tests.samples import changed, draws, nudged, numbered
+from python_tests.samples.layers import HIDDEN_SIZE, INPUT_SIZE, layer
 from rnnkern import _extension, nn
 from rnnkern.testing import assert_close_over_draws
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=_extension.reason or "")
 
-MODULES = {
-    "tanh": lambda **k: nn.RNN(12, 20, **k),
-    "relu": lambda **k: nn.RNN(12, 20, nonlinearity="relu", **k),
-    "modrelu": lambda **k: nn.RNN(12, 20, nonlinearity="modrelu", **k),
-    "gru": lambda **k: nn.GRU(12, 20, **k),
-    "gru before": lambda **k: nn.GRU(12, 20, reset_gate="before", **k),
-    "lstm": lambda **k: nn.LSTM(12, 20, **k),
-    "lstm heads": lambda **k: nn.LSTM(12, 20, num_heads=4, **k),
-}
+NAMES = ("RNN", "RNN relu", "RNN modrelu", "GRU", "GRU before", "LSTM", "LSTM heads")
 OPTIONS = {"plain": {}, "no bias": {"bias": False}, "batch first": {"batch_first": True}}
 
 
@@ -39,11 +33,10 @@ def taken(monkeypatch):
     return seen
 
 
-def arguments(module, batch=1, dtype=torch.float32, steps=1):
-    lstm = isinstance(module, torch.nn.LSTM)
-    shape = (batch, steps, 12) if module.batch_first else (steps, batch, 12)
-    state = torch.randn(2, 1, batch, 20, dtype=dtype)
-    return torch.randn(shape, dtype=dtype), tuple(state) if lstm else state[0]
+def arguments(module, batch=1, dtype=torch.float32):
+    shape = (batch, 1) if module.batch_first else (1, batch)
+    state = torch.randn(2, 1, batch, HIDDEN_SIZE, dtype=dtype)
+    return torch.randn(*shape, INPUT_SIZE, dtype=dtype), tuple(state) if module.mode == "LSTM" else state[0]
 
 
 def flat(result):
@@ -53,16 +46,16 @@ def flat(result):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_one_step_is_what_the_reference_gives(name, options, dtype, taken):
-    module = MODULES[name](**OPTIONS[options], dtype=dtype)
+    module = layer(name, dtype=dtype, **OPTIONS[options])
 
     def compared(batch):
         taken.clear()
         given = arguments(module, batch, dtype)
         with torch.no_grad():
             actual = flat(module(*given))
-        assert taken == [name != "modrelu" and (options != "batch first" or batch == 1)]
+        assert taken == [name != "RNN modrelu" and (options != "batch first" or batch == 1)]
         assert len({s.untyped_storage().data_ptr() for s in actual}) == len(actual), "results share memory"
         with rnnkern.use("reference"), torch.no_grad():
             naive = flat(module(*(changed(given, nudged) if dtype == torch.float64 else given)))
@@ -73,25 +66,14 @@ def test_one_step_is_what_the_reference_gives(name, options, dtype, taken):
         assert_close_over_draws(draws(compared, batch), f"B = {batch}: ")
 
 
-def test_step_by_step_is_the_whole_sequence(taken):
-    module = nn.LSTM(12, 20)
-    x, hx = arguments(module, 2, steps=30)
-    with torch.inference_mode():
-        wanted, (h_n, c_n) = module(x, hx)
-        outputs = []
-        for x_t in x.split(1):
-            output, hx = module(x_t, hx)
-            outputs.append(output)
-    assert taken == [False, *[True] * 30]
-    torch.testing.assert_close(torch.cat(outputs), wanted)
-    torch.testing.assert_close(hx, (h_n, c_n))
-
-
 def test_whatever_is_more_than_a_step_goes_the_whole_way(taken):
-    for module in (nn.GRU(12, 20, num_layers=2), nn.GRU(12, 20, bidirectional=True), nn.LSTM(12, 20, proj_size=5)):
+    more = {"num_layers": 2}, {"bidirectional": True}, {"proj_size": 3}, {"zoneout": 0.3}, {"recurrent_dropout": 0.4}
+    for options in more:
+        module = layer("LSTM", **options).eval()
+        x = torch.randn(1, 2, INPUT_SIZE)
         with torch.no_grad():
-            module(torch.randn(1, 2, 12))
-    module = nn.GRU(12, 20)
+            module(x, module(x)[1])
+    module = layer("GRU")
     x, hx = arguments(module)
     with torch.no_grad(), rnnkern.use("reference"):
         module(x, hx)
@@ -105,25 +87,37 @@ def test_whatever_is_more_than_a_step_goes_the_whole_way(taken):
     assert not any(taken)
 
 
+def test_a_cell_takes_it_only_without_derivatives(monkeypatch):
+    steps, short = [], rnnkern.nn.cells.step
+    monkeypatch.setattr(rnnkern.nn.cells, "step", lambda **kwargs: steps.append(short(**kwargs)) or steps[-1])
+    for name in ("RNNCell", "LSTMCell", "GRUCell"):
+        cell, x = layer(name), torch.randn(3, INPUT_SIZE)
+        cell(x)
+        with torch.no_grad():
+            cell(x)
+            with rnnkern.use("reference"):
+                cell(x)
+    assert [s is None for s in steps] == [False, True] * 3
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda x, h: (x[..., :11], h),
+        lambda x, h: (x[..., :3], h),
         lambda x, h: (x.double(), h),
         lambda x, h: (x, h.double()),
-        lambda x, h: (x, h[..., :19]),
-        lambda x, h: (x, h.expand(1, 2, 20)),
-        lambda x, h: (x, h.expand(2, 1, 20)),
+        lambda x, h: (x, h[..., :7]),
+        lambda x, h: (x, h.expand(1, 2, HIDDEN_SIZE)),
+        lambda x, h: (x, h.expand(2, 1, HIDDEN_SIZE)),
         lambda x, h: (x[0, 0, 0], h),
     ],
 )
-@pytest.mark.parametrize("name", ["tanh", "lstm"])
+@pytest.mark.parametrize("name", ["RNN", "LSTM"])
 def test_errors_are_those_of_the_whole_way(name, wrong):
-    module = MODULES[name]()
+    module = layer(name)
     x, hx = arguments(module)
-    h = hx[0] if name == "lstm" else hx
-    x, h = wrong(x, h)
-    hx = (h, hx[1]) if name == "lstm" else h
+    x, h = wrong(x, hx[0] if name == "LSTM" else hx)
+    hx = (h, hx[1]) if name == "LSTM" else h
     said = []
     for grad in (True, False):
         with torch.set_grad_enabled(grad), pytest.raises((ValueError, RuntimeError, TypeError)) as error:
@@ -133,7 +127,7 @@ def test_errors_are_those_of_the_whole_way(name, wrong):
 
 
 def test_forward_mode_works_without_gradients_too():
-    module = nn.RNN(12, 20)
+    module = layer("RNN")
     x, h = arguments(module)
     with torch.no_grad():
         found = torch.func.jvp(lambda x: module(x, h)[0], (x,), (x,))

@@ -1,27 +1,18 @@
 """TorchScript's tracer, which torch.onnx.export uses too: tracing works, or the error names an alternative."""
 
-import importlib.util
 import io
 
 import pytest
 import torch
 
 import rnnkern.nn
+from python_tests.samples import layers as table
 from rnnkern import _extension
 
 if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
 
-T, B, I, H = 5, 2, 3, 8  # noqa: E741
-LAYERS = {
-    "rnn": lambda: rnnkern.nn.RNN(I, H),
-    "lstm": lambda: rnnkern.nn.LSTM(I, H, 2, bidirectional=True),
-    "gru": lambda: rnnkern.nn.GRU(I, H, 2),
-    "exprnn": lambda: rnnkern.nn.ExpRNN(I, H),
-    "rellstm": lambda: rnnkern.nn.RelLSTM(I, H),
-    "lru": lambda: rnnkern.nn.LRU(I, H),
-    "eurnn": lambda: rnnkern.nn.EURNN(I, H, fused=True),
-}
+T, B, I, H = 5, 2, table.INPUT_SIZE, 8  # noqa: E741
 EXPORTS = {
     "export": lambda layer, *args: torch.onnx.export(layer, args, io.BytesIO(), dynamo=False),
     "export without gradients": lambda layer, *args: torch.no_grad()(EXPORTS["export"])(layer, *args),
@@ -33,9 +24,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=LAYERS)
+@pytest.fixture(params=table.USED)
 def layer(request):
-    return LAYERS[request.param]()
+    return table.layer(request.param, **table.USED[request.param])
 
 
 def test_a_trace_without_gradients_is_for_any_length_and_batch(layer):
@@ -86,13 +77,3 @@ def test_what_the_messages_name_works(forced):
         traced = torch.jit.trace(layer, x)
     torch.testing.assert_close(traced(x)[0], wanted)
     assert traced(x)[0].requires_grad
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("onnx"), reason="onnx is not installed")
-@pytest.mark.filterwarnings("ignore:Exporting a model to ONNX with a batch_size:UserWarning")
-def test_a_restored_layer_is_exported_to_onnx():
-    layer = rnnkern.nn.LSTM(I, H)
-    rnnkern.restore(layer)
-    buffer = io.BytesIO()
-    torch.onnx.export(layer, (torch.randn(T, B, I),), buffer, dynamo=False)
-    assert buffer.tell()

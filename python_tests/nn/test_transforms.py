@@ -1,15 +1,18 @@
-"""The modules under torch.func: ensembles, per-sample gradients, derivatives of functional calls."""
+"""Second derivatives over the table of layers; and torch.func with layers of torch.nn: ensembles, gradients per sample,
+forward mode."""
 
 import copy
 
 import pytest
 import torch
+from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils._pytree import tree_leaves
 
 import rnnkern.nn
 from python_tests.samples import numbered
-from rnnkern.nn.filters import Adam
+from python_tests.samples.layers import LAYERS, draw_input, moved, values
 from rnnkern.testing import DRAWS, assert_close_over_draws
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
@@ -36,13 +39,8 @@ def samples(options, count=N, seed=1):
     return torch.randn(count, *shape, generator=generator)
 
 
-def values(result):
-    output, hidden = result
-    return [output, *(hidden if isinstance(hidden, tuple) else (hidden,))]
-
-
 def loss(result):
-    return sum(y.sin().sum() for y in values(result))
+    return sum(y.sin().sum() for y in tree_leaves(result))
 
 
 def per_member(run, cls, options, seeds, xs):
@@ -61,29 +59,16 @@ def gradients(module, x):
 
 
 @modules
-def test_members_of_a_batch(cls, options):
-    def compared(k):
-        module, xs = build(cls, options, seed=k), samples(options, seed=k)
-        wanted = per_member(lambda m, x: values(m(x)), cls, options, [k] * N, xs)
-        return numbered(values(vmap(module)(xs)), *wanted)
-
-    assert_close_over_draws(map(compared, range(DRAWS)))
-
-
-@modules
-@pytest.mark.parametrize("shared", [False, True], ids=["inputs of their own", "one input"])
 @pytest.mark.sampled
-def test_ensemble(cls, options, shared):
+def test_ensemble(cls, options):
     def compared(k):
         seeds, xs = range(N * k, N * k + N), samples(options, seed=k)
         members = [build(cls, options, seed=seed) for seed in seeds]
-        if shared:
-            xs = xs[:1].expand_as(xs)
         base = copy.deepcopy(members[0]).to("meta")
         parameters, buffers = stack_module_state(members)
         call = lambda p, x: functional_call(base, (p, buffers), (x,))  # noqa: E731
-        actual = values(vmap(call, (0, None if shared else 0))(parameters, xs[0] if shared else xs))
-        wanted = per_member(lambda m, x: [*values(m(x)), *gradients(m, x)], cls, options, seeds, xs)
+        actual = tree_leaves(vmap(call)(parameters, xs))
+        wanted = per_member(lambda m, x: [*tree_leaves(m(x)), *gradients(m, x)], cls, options, seeds, xs)
         sum(y.sin().sum() for y in actual).backward()
         return numbered([*actual, *(p.grad for p in parameters.values())], *wanted)
 
@@ -101,53 +86,43 @@ def test_gradients_per_sample(cls, options):
     assert_close_over_draws(map(compared, range(DRAWS)))
 
 
+ESTIMATED = ("RelRNN learned", "RelLSTM heads")
+"""Layers whose gradient by the learned relevance is an estimate."""
+FIRST_ONLY = ("HenaffRNN", "NeuralODE", "HeavyBallODE", "CoRelNet transformer")
+"""Layers that do not keep what second derivatives need."""
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith(ESTIMATED + FIRST_ONLY)])
+@pytest.mark.sampled
+def test_second_derivatives(name):
+    module, x = moved(name, dtype=torch.float64), draw_input(name, 3, 2, dtype=torch.float64, requires_grad=True)
+    names, parameters = zip(*module.named_parameters(), strict=True)
+
+    def call(x, *parameters):
+        return tuple(values(functional_call(module, dict(zip(names, parameters, strict=True)), (x,))))
+
+    assert gradcheck(call, (x, *parameters), fast_mode=True)
+    assert gradgradcheck(call, (x, *parameters), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["LSTM layer norm", "GRU layer norm", "LSTM Adam", "UnitaryRNN"])
+def test_second_derivatives_under_autocast_where_u_is_not_kept(name):
+    """There u is saved: recomputed, it would have another dtype."""
+    module, x = moved(name), draw_input(name, requires_grad=True)
+    leaves = [x, *module.parameters()]
+    with torch.autocast("cpu", torch.bfloat16):
+        output = module(x)[0]
+    first = torch.autograd.grad(output.sin().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(g.sin().sum() for g in first), leaves)
+    assert all(g.isfinite().all() for g in second)
+
+
 @pytest.mark.parametrize(
     ("cls", "options"),
-    [
-        ("LSTM", {"layer_norm": True, "num_layers": 2, "bidirectional": True}),
-        ("GRU", {"layer_norm": True, "bias": False}),
-        ("LSTM", {"filter": Adam(0.6, 0.6, 0.99)}),
-        ("UnitaryRNN", {}),
-    ],
-    ids=["LSTM", "GRU", "filter", "unitary"],
+    [("LSTM", {"num_layers": 2, "dropout": 0.5}), ("GRU", {"zoneout": 0.3, "recurrent_dropout": 0.4})],
 )
-def test_second_derivatives_where_u_is_not_kept(cls, options):
-    module, x = build(cls, options).double(), torch.randn(T, B, I, dtype=torch.float64, requires_grad=True)
-    leaves = [x, *module.parameters()]
-
-    def second(x, dtype=None):
-        with torch.autocast("cpu", dtype, enabled=dtype is not None):
-            output = module(x)[0]
-        first = torch.autograd.grad(output.sin().sum(), leaves, create_graph=True)
-        parts = (torch.view_as_real(g) if g.is_complex() else g for g in first)
-        return torch.autograd.grad(sum(part.sin().sum() for part in parts), leaves)
-
-    found = second(x)
-    with rnnkern.use("reference"):
-        torch.testing.assert_close(found, second(x))
-    module.float()
-    leaves = [x, *module.parameters()]
-    in_16_bits = second(x.float(), torch.bfloat16)  # u is saved: recomputed, it would have another dtype
-    assert [g.shape for g in in_16_bits] == [g.shape for g in found]
-
-
-def test_hessian_by_the_input_in_reverse_mode():
-    """The one mode in which torch.nn supports it."""
-
-    def compared(k):
-        module, theirs = build("GRU", {}, seed=k), build("GRU", {}, torch.nn, seed=k)
-        (x,) = samples({}, 1, seed=k)
-        actual = jacrev(jacrev(lambda x: loss(module(x))))(x)
-        naive = torch.autograd.functional.hessian(lambda x: loss(theirs(x)), x)
-        truth = torch.autograd.functional.hessian(lambda x: loss(theirs.double()(x)), x.double())
-        return numbered([actual], [naive], [truth])
-
-    assert_close_over_draws(map(compared, range(DRAWS)))
-
-
-def test_dropout_takes_the_randomness_of_vmap():
-    options = {"num_layers": 2, "dropout": 0.5}
-    module, xs = build("LSTM", options), samples(options, 1).expand(N, -1, -1, -1)
+def test_dropout_takes_the_randomness_of_vmap(cls, options):
+    module, xs = build(cls, options), samples(options, 1).expand(N, -1, -1, -1)
     with pytest.raises(RuntimeError, match="randomness"):
         vmap(module)(xs)
     same, different = (vmap(module, randomness=kind)(xs)[0] for kind in ("same", "different"))
@@ -168,7 +143,7 @@ def test_a_single_step_without_gradients(given):
 def by_parameters(module, x):
     parameters = {name: p.detach() for name, p in module.named_parameters()}
     directions = {name: p.cos() for name, p in parameters.items()}
-    return jvp(lambda p: values(functional_call(module, p, (x,))), (parameters,), (directions,))
+    return jvp(lambda p: tree_leaves(functional_call(module, p, (x,))), (parameters,), (directions,))
 
 
 def by_packed_input(module, x):
@@ -178,10 +153,11 @@ def by_packed_input(module, x):
 
 
 FORWARD_MODE = {
-    "jvp": lambda module, x: jvp(lambda x: values(module(x)), (x,), (x.cos(),)),
+    "jvp": lambda module, x: jvp(lambda x: tree_leaves(module(x)), (x,), (x.cos(),)),
     "jvp by the parameters": by_parameters,
     "jvp of packed input": by_packed_input,
     "jacfwd": lambda module, x: jacfwd(lambda x: module(x)[0])(x),
+    "hessian in reverse mode": lambda module, x: jacrev(jacrev(lambda x: loss(module(x))))(x),
     "hessian": lambda module, x: hessian(lambda x: loss(module(x)))(x),
 }
 
