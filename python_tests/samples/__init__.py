@@ -2,7 +2,7 @@
 
 from python_tests.samples.agreement import agree, changed, draws, mostly, nudged, numbered, triples
 from python_tests.samples.covering import covering_rows
-from python_tests.samples.gather_attention import gather_sample
+from python_tests.samples.gather_attention import gather_outputs_and_gradients, gather_sample
 from python_tests.samples.givens_recurrence import (
     GIVENS_OPTIONS,
     GivensCall,
@@ -60,6 +60,7 @@ __all__ = [
     "filter_outputs_and_gradients",
     "filter_sample",
     "filtered",
+    "gather_outputs_and_gradients",
     "gather_sample",
     "givens_recurrence_sample",
     "givens_sample",
