@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from python_tests.gpu import builder
+from python_tests.gpu import builder, drivers
 
 OPERATORS = (
     "recurrence", "recurrence_backward", "recurrence_plan", "relevancy_recurrence", "relevancy_recurrence_backward",
@@ -120,15 +120,10 @@ FUNCTIONS = re.findall(r'library, "(\w+)"', (builder.ROOT / "csrc/cuda/libcuda.h
 
 
 @functools.cache
-def load(driver: Path | None = None, drivers: Path | None = None) -> ctypes.CDLL:
+def load(driver: Path | None = None, package: Path | None = None) -> ctypes.CDLL:
     """Loads both libraries, which are built unless their paths are given; the package's library finds the stand-in by
     its name in this process."""
     library = ctypes.CDLL(str(driver or build_driver()), mode=ctypes.RTLD_GLOBAL)
-    definitions = torch.library.Library("rnnkern_stub", "DEF")
-    for name in OPERATORS:
-        definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
-    for schema in OWN:
-        definitions.define(schema)
-    torch.ops.load_library(drivers or build_drivers())
-    library.kept = definitions
+    library.kept = drivers.definitions("rnnkern_stub", OPERATORS, OWN)
+    torch.ops.load_library(package or build_drivers())
     return library
