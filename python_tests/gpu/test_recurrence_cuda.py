@@ -120,21 +120,6 @@ def test_a_second_device_is_served_where_its_tensors_are(gpu, monkeypatch):
         recurrence("tanh", u, there[2], state)
 
 
-@pytest.mark.parametrize("stray", ["R", "state", "bias", "reset", "batch_sizes"])
-def test_mixed_devices_are_refused(stray, gpu):
-    sample = sample_of("tanh", "block", gpu, packed=True, reset=True)
-    _, u, R, state = sample.args
-    kwargs = dict(sample.kwargs)
-    if stray == "R":
-        R = R.cpu()
-    elif stray == "state":
-        state = (state[0].cpu(),)
-    else:
-        kwargs[stray] = kwargs[stray].to("cuda" if stray == "batch_sizes" else "cpu")
-    with pytest.raises(TypeError, match=f"`{stray}.* must be .*(on cuda|on the CPU).*got "):
-        recurrence("tanh", u, R, state, **kwargs)
-
-
 @cells
 def test_autocast(cell, kernel, gpu):
     module = {"tanh": "RNN", "lstm": "LSTM"}.get(cell, "GRU")
