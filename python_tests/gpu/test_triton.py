@@ -36,11 +36,6 @@ def test_the_interpreter_finds_the_references_answers(only):
     check_interpreted("interpreted.py", only)
 
 
-@pytest.mark.parametrize("only", ["matrix_per_program and dtype1", pytest.param("", marks=pytest.mark.proof)])
-def test_the_interpreter_finds_the_eigenvalues_answers(only):
-    check_interpreted("interpreted_skew_exp.py", only)
-
-
 # ---- which call they run
 
 
