@@ -100,8 +100,8 @@ sanitize: install $(VENV)/.test
 	  python_tests/ops/test_linear_scan.py python_tests/ops/test_moment_filter.py \
 	  -k "not 1000 and not compile"
 	cd $(SANITIZED) && $(UNDER) RNNKERN_CXXFLAGS="-O0 -g0 -fsanitize=address,alignment" \
-	  $(PYTEST) -p no:cacheprovider python_tests/gpu/test_relevancy.py python_tests/gpu/test_relevancy_cluster.py \
-	  python_tests/gpu/test_givens_recurrence.py -k "not shipped and not every_tile"
+	  $(PYTEST) -p no:cacheprovider python_tests/gpu/test_relevancy.py python_tests/gpu/test_givens_recurrence.py \
+	  -k "not shipped and not every_tile"
 	RNNKERN_SANITIZE=1 $(PYTEST) python_tests/threads \
 	  python_tests/gpu/test_recurrence_calls.py::test_interpret_under_the_address_sanitizer
 

@@ -34,11 +34,12 @@ def with_torch() -> tuple[list[str], list[str]]:
 
 
 def build(
-    name: str, sources: Sequence[str], flags: Sequence[str] = (), link: Sequence[str] = (), interpret: bool = True
-) -> Path:
-    """Builds a shared library from sources, whose paths are relative to the root, and returns its path. Flags for a
-    single source follow its path, as in "csrc/some.cpp -DSOME". With `interpret`, kernels are also compiled for the
-    host."""
+    name: str, sources: Sequence[str], flags: Sequence[str] = (), link: Sequence[str] = (), interpret: bool = True,
+    file: str = "",
+) -> Path:  # fmt: skip
+    """Builds a shared library from sources, whose paths are relative to the root, in a folder of its own, and returns
+    its path. Flags for a single source follow its path, as in "csrc/some.cpp -DSOME". With `interpret`, kernels are
+    also compiled for the host."""
     folder = BUILD / name
     own = ["-DRNNKERN_INTERPRET"] if interpret else []
     command = [*compiler(), *FLAGS, *own, *shlex.split(os.environ.get("RNNKERN_CXXFLAGS", "")), *flags]
@@ -54,10 +55,25 @@ def build(
         path, _, own = source.partition(" ")
         objects.append(f"{folder}/{re.sub('[^-./=a-z0-9_]+', '_', source, flags=re.I)}.o")
         lines += [f"build {objects[-1]}: cpp {path}", f" own = {own}"]
-    library = folder / f"{name}.so"
+    library = folder / (file or f"{name}.so")
     lines += [f"build {library}: link {' '.join(objects)}"]
 
     return run_ninja(folder, lines, library)
+
+
+def libraries(*names: str) -> str:
+    """Libraries of the compiler, to be loaded before Python's; empty if one is missing."""
+    found = []
+    for name in names:
+        command = [*compiler(), f"-print-file-name={name}.so"]
+        found.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    return " ".join(found) if all(map(os.path.isabs, found)) else ""
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Runs Python in the root, with changes of the environment."""
+    command, env = [sys.executable, *arguments], os.environ | environment
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def run_ninja(folder: Path, lines: Sequence[str], made: Path) -> Path:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from python_tests.gpu import builder, kernels, recurrences
+from python_tests.gpu import builder, drivers, kernels, recurrences
+from rnnkern import _extension
 from rnnkern.ops._recurrence.autograd import KERNEL_CELLS, RESIDENT_CELLS
 
 WANTED = os.environ.get("RNNKERN_GPU_TESTS", "")
@@ -17,7 +18,7 @@ CLUSTERS = (9, 0)
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS warns otherwise with deterministic algorithms
 
 
-ON_TRITON = ("test_skew_exp", "test_linear_scan", "test_moment_filter", "test_gather_attention", "test_similarity")
+ON_TRITON = ("test_skew_exp", "test_triton")
 """Files that mark their slow tests themselves; all tests on the interpreter are slow and get the marker ``proof``."""
 
 
@@ -77,40 +78,33 @@ def launch(backend):
 
 
 @contextmanager
-def running(name: str, kernel: str) -> Iterator[recurrences.Place]:
-    """Uses one thread, because calls are small."""
+def running(family, name: str, *kernel: str) -> Iterator[drivers.Place]:
+    """A family's operator on a backend, by a kernel. Uses one thread, because calls are small."""
     require(recurrences.lacks(name))
+    if name == "cuda" and any("cluster" in x for x in kernel):
+        facts = _extension.device_facts(torch.device("cuda", torch.cuda.current_device()))
+        if not all(facts[4:]):
+            pytest.skip("no clusters of 16 blocks run on this GPU")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with recurrences.routed(recurrences.Place(name, kernel)) as place:
+    with family.routed(family.Place(name, *kernel)) as place:
         yield place
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in ("block", "stepwise")], ids="-".join)
-def place(request, nan_memory):
-    """rnnkern.ops.recurrence on each backend, by both kernels that support any number of units and heads."""
-    asked = request.node.callspec.params
-    cell = asked.get("cell", asked.get("row", {}).get("cell"))
-    if request.param[1] == "block" and cell in set(KERNEL_CELLS) - set(RESIDENT_CELLS):
+@pytest.fixture(params=["block", "stepwise"])
+def kernel(request) -> str:
+    """Both kernels that support any number of units and heads; others are named by parameters of a test."""
+    return request.param
+
+
+@pytest.fixture(params=CHOSEN)
+def place(request, kernel, nan_memory):
+    """rnnkern.ops.recurrence on each backend, by one kernel."""
+    cell = request.node.callspec.params.get("cell")
+    if kernel == "block" and cell in set(KERNEL_CELLS) - set(RESIDENT_CELLS):
         pytest.skip("the cell runs step by step alone")
-    with running(*request.param) as place:
-        yield place
-
-
-@pytest.fixture(params=CHOSEN)
-def clusters(request, nan_memory):
-    """The same with the cluster kernel, which supports a dense R of up to 512 units."""
-    with running(request.param, "cluster") as place:
-        if place.name == "cuda" and place.plan("tanh", torch.float32, 1, 1, 512)["kernel"] != "cluster":
-            pytest.skip("no clusters of 16 blocks run on this GPU")
-        yield place
-
-
-@pytest.fixture(params=CHOSEN)
-def grid(request, nan_memory):
-    """The same with the grid kernel, which supports a dense R of any number of units."""
-    with running(request.param, "grid") as place:
+    with running(recurrences, request.param, kernel) as place:
         yield place
 
 

@@ -3,6 +3,7 @@
 import functools
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,17 +44,23 @@ class Family(NamedTuple):
         return builder.build(name, sources, [*own, *flags], [*libraries, *flags])
 
 
+def definitions(library: str, names: Iterable[str], own: Iterable[str]) -> torch.library.Library:
+    """Defines operators with the schemas of those in torch.ops.rnnkern, and others."""
+    made = torch.library.Library(library, "DEF")
+    for name in names:
+        made.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
+    for schema in own:
+        made.define(schema)
+    return made
+
+
 @functools.cache
 def interpreted(family: Family, flags: tuple[str, ...] = ()):
     """The operators on the interpreter."""
-    definitions = torch.library.Library(family.library, "DEF")
-    for name in (*family.operators, "kernel_counts"):
-        definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
-    for schema in OWN:
-        definitions.define(schema)
+    kept = definitions(family.library, (*family.operators, "kernel_counts"), OWN)
     torch.ops.load_library(family.build(flags))
     operators = getattr(torch.ops, family.library)
-    operators.kept = definitions
+    operators.kept = kept
     return operators
 
 

@@ -180,19 +180,11 @@ struct ReadsRows : OneBlock<32> {
   }
 };
 
-// `in` barriers of 512 threads.
-struct Barriers : OneBlock<512> {
-  static void run(const Problem& p) {
-    for (uint32_t k = 0; k < p.in[0]; ++k) block_barrier();
-  }
-};
-
 constexpr auto kernels =
-    named<Order, Untouched, StoreOrder, ReadsStore, ReadsCopy, CopiesOver, Neighbour, NeighbourInWarp, OneLaneWaits,
-          StoresOver, WaitsAfterBarrier, WordForData, TagInOneWord, FlagAfterWords, Predecessor, Counts,
-          DivergesAtBarrier, DivergesInWarp, HalfAtBarrier, LeavesEarly, SpinsForever, SpinsTogether, WaitsForever,
-          SleepsThrough, Misuse, OutOfBounds, StoresAlone, HalfWarp, OddCluster, TooManyBytes, WideCluster,
-          TooManyAtOnce, ReadsRows, Barriers>;
+    named<Order, Untouched, StoreOrder, ReadsStore, ReadsCopy, CopiesOver, Neighbour, NeighbourInWarp, StoresOver,
+          WaitsAfterBarrier, WordForData, TagInOneWord, FlagAfterWords, Predecessor, Counts, DivergesAtBarrier,
+          DivergesInWarp, HalfAtBarrier, LeavesEarly, SpinsForever, SpinsTogether, WaitsForever, SleepsThrough, Misuse,
+          OutOfBounds, StoresAlone, HalfWarp, OddCluster, TooManyBytes, WideCluster, TooManyAtOnce, ReadsRows>;
 
 }  // namespace
 }  // namespace rnnkern::device

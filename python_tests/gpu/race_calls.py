@@ -34,9 +34,7 @@ def of_recurrence(kernel: str, operators) -> Calls:
         sizes = [(3, 5, 133)]
     if kernel == "cluster_tf32":
         dtypes = [torch.float32]
-    with recurrences.routed(recurrences.Place("interpret", kernel.removesuffix("_tf32"), operators)) as place:
-        if kernel == "cluster_tf32":
-            torch.backends.cudnn.rnn.fp32_precision = "tf32"
+    with recurrences.routed(recurrences.Place("interpret", kernel, operators)) as place:
         for number, (cell, dtype) in enumerate(itertools.product(cells, dtypes)):
             size, reverse = sizes[(number + number // 2) % len(sizes)], number // 2 % 2 == 1
             sample = recurrence_sample(cell, *size, **options, reverse=reverse, dtype=dtype, requires_grad=True)
@@ -65,7 +63,7 @@ def of_givens(kernel: str, operators) -> Calls:
 
 
 FAMILIES = {
-    "recurrence": (recurrences.FAMILY, of_recurrence, (*recurrences.FACTS, "cluster_tf32")),
+    "recurrence": (recurrences.FAMILY, of_recurrence, tuple(recurrences.FACTS)),
     "relevancy": (relevancies.FAMILY, of_relevancy, tuple(relevancies.FACTS)),
     "givens": (givens_recurrences.FAMILY, of_givens, ("warp",)),
 }

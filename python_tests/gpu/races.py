@@ -1,10 +1,8 @@
 """Kernels on the interpreter under the thread sanitizer, which reports accesses that nothing orders. docs/kernels.md
 says what it sees."""
 
-import os
 import re
 import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -31,17 +29,6 @@ class Race(NamedTuple):
         return "\n".join([self.kind, *("  " + " < ".join(stack) for stack in self.accesses)])
 
 
-def libraries() -> list[str]:
-    """The libraries to be loaded before Python's; skips the test if there are none."""
-    found = []
-    for name in ("libtsan.so", "libstdc++.so"):
-        command = [*builder.compiler(), f"-print-file-name={name}"]
-        found.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
-    if not all(map(os.path.isabs, found)):
-        pytest.skip("no libtsan")
-    return found
-
-
 def races_of(report: str) -> list[Race]:
     """The races in the sanitizer's text."""
     races = []
@@ -66,14 +53,9 @@ def places(stack: str) -> tuple[str, ...]:
 
 def run(*arguments: str) -> tuple[str, str]:
     """Runs Python with these arguments under the sanitizer, and returns its output and the sanitizer's reports."""
-    environment = {"LD_PRELOAD": " ".join(libraries()), "TSAN_OPTIONS": OPTIONS, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=os.environ | environment,
-        cwd=builder.ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    preload = builder.libraries("libtsan", "libstdc++")
+    if not preload:
+        pytest.skip("no libtsan")
+    done = builder.run_python(*arguments, LD_PRELOAD=preload, TSAN_OPTIONS=OPTIONS, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return done.stdout, done.stderr

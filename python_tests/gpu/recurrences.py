@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from python_tests.gpu import builder, drivers
-from python_tests.samples import Sample
+from python_tests.samples import Sample, check_recurrence, outputs_and_gradients
+from python_tests.samples.rounded import RoundedProducts, to_tf32
 from rnnkern import _extension, ops, reference
 from rnnkern.ops import Choice
 from rnnkern.reference import _noise as noise
 from rnnkern.reference._recurrence import product_of
+from rnnkern.testing import assert_close
 
 KERNELS = tuple(
     f"kernels.cpp -DRNNKERN_KERNELS_OF={dtype}"
@@ -30,6 +32,7 @@ FAMILY = drivers.Family(
 FACTS = {
     "block": (9, 0, 1, 232448),
     "cluster": (9, 0, 1, 232448, 4, 2),
+    "cluster_tf32": (9, 0, 1, 232448, 4, 2),
     "grid": (9, 0, 5, 232448),
     "stepwise": (7, 5, 1, 65536),
 }
@@ -79,10 +82,12 @@ class Place(drivers.Place):
 @contextmanager
 def routed(place: Place) -> Iterator[Place]:
     """Context manager in which the public function calls the operators of ``place``, which use its kernel for every
-    call that the kernel supports; TF32 is disabled."""
+    call that the kernel supports; TF32 is disabled for all others than cluster_tf32."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.backends.cudnn, "allow_tf32", False)
-        patch.setenv("RNNKERN_CUDA_KERNELS", place.kernel)
+        if place.kernel == "cluster_tf32":  # for recurrent layers alone
+            patch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "tf32")
+        patch.setenv("RNNKERN_CUDA_KERNELS", place.kernel.removesuffix("_tf32"))
         if place.name == "interpret":
             for module in (FACE, DERIVATIVES):
                 patch.setattr(module, "_operators", place.operators)
@@ -114,6 +119,34 @@ def moved(sample: Sample, device: str) -> Sample:
 
     kwargs = {key: x if key == "batch_sizes" else move(x) for key, x in sample.kwargs.items()}
     return Sample(sample.name, move(sample.args), kwargs)
+
+
+def check(place: Place, samples: Sequence[Sample], kernel: str = "", **options) -> None:
+    """Compares calls with the reference, in TF32 with one whose products round like tensor cores, and checks which
+    kernel ran: that of ``place`` unless another is named."""
+    samples = [place.sample(off_kinks(sample)) for sample in samples]
+
+    def op(*args, **kwargs):
+        return place(*args, **kwargs, **options)
+
+    compare = rounds_like_tensor_cores if place.kernel == "cluster_tf32" else check_recurrence
+    entered = place.entered(lambda: compare(op, samples))
+    name = f"{samples[0].name}/{kernel or place.kernel}"
+    assert entered == {f"recurrence/cuda/{way}/{name}": len(samples) for way in ("forward", "backward")}
+
+
+def rounds_like_tensor_cores(op, samples: Sequence[Sample]) -> None:
+    """Uses the factor for 16-bit dtypes; also checks that the results are less accurate than exact products."""
+    for sample in samples:
+        results = outputs_and_gradients(op, sample)
+        with RoundedProducts(to_tf32):
+            naive = outputs_and_gradients(reference.recurrence, sample)
+        exact = outputs_and_gradients(reference.recurrence, sample)
+        truth = outputs_and_gradients(reference.recurrence, sample.to(torch.float64))
+        for name, result in results.items():
+            assert_close(result, naive[name], truth[name], f"{sample.name}: {name}", factor=2.0)
+        with pytest.raises(AssertionError, match="exceeds"):
+            assert_close(results["h"], exact["h"], truth["h"])
 
 
 # ---- cells with a kink

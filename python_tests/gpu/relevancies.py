@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from python_tests.gpu import drivers
-from rnnkern import _extension, ops
+from rnnkern import ops
 from rnnkern.ops import Choice
 
 DTYPES = ("float", "double", "device::bfloat16", "device::float16")
@@ -66,8 +66,3 @@ def routed(place: Place) -> Iterator[Place]:
 
             patch.setattr(FACE, "_choose", choose)
         yield place
-
-
-def clusters() -> tuple[int, ...]:
-    """Number of clusters of 8 and of 16 blocks that can run at once on the GPU."""
-    return _extension.device_facts(torch.device("cuda", torch.cuda.current_device()))[4:]

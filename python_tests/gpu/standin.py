@@ -4,17 +4,15 @@ torch.ops.rnnkern_stub for CPU tensors. Kernels are compiled and loaded as for a
 import ctypes
 import functools
 import json
-import shlex
+import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from python_tests.gpu import builder
+from python_tests.gpu import builder, drivers
 
-FOLDER = Path("build/standin")
 OPERATORS = (
     "recurrence", "recurrence_backward", "recurrence_plan", "relevancy_recurrence", "relevancy_recurrence_backward",
     "relevancy_plan", "givens_recurrence", "givens_recurrence_backward", "givens_programs", "device_facts",
@@ -49,35 +47,25 @@ def missing() -> str:
     return "this process may have a driver" if torch.cuda.is_available() else ""
 
 
-def link(name: str, sources: Sequence[str], flags: Sequence[str], options: Sequence[str], file: str) -> Path:
-    """Builds a library from these sources, in a folder of its own."""
-    folder = FOLDER / name
-    compiler = [*builder.compiler(), "-std=c++20", "-O1", "-fPIC", "-Wall", *flags]
-    lines = [f"builddir = {folder}", "rule cpp", f" command = {shlex.join(compiler)} -MD -MF $out.d -c $in -o $out"]
-    lines += [" depfile = $out.d", " deps = gcc", "rule link"]
-    lines += [f" command = {shlex.join([*builder.compiler(), '-shared'])} -o $out $in {shlex.join(options)}"]
-    objects = [f"{folder}/{source}.o" for source in sources]
-    lines += [f"build {made}: cpp {source}" for source, made in zip(sources, objects, strict=True)]
-    lines += [f"build {folder}/{file}: link {' '.join(objects)}"]
-    return builder.run_ninja(folder, lines, folder / file)
-
-
 def build_driver() -> Path:
     """Builds libcuda.so.1, in a folder without other libraries of that name."""
-    return link("driver", ["python_tests/gpu/libcuda.cpp"], [], ["-Wl,-soname,libcuda.so.1"], "libcuda.so.1")
+    return build_libcuda("driver", "python_tests/gpu/libcuda.cpp")
+
+
+def build_libcuda(name: str, source: str) -> Path:
+    return builder.build(name, [source], link=["-Wl,-soname,libcuda.so.1"], interpret=False, file="libcuda.so.1")
 
 
 def build_drivers() -> Path:
     """Builds the package's drivers and everything they need."""
-    folder = Path(torch.__file__).parent
     families = [path for name in ("cuda", "*/cuda") for path in sorted((builder.ROOT / "csrc").glob(f"{name}/*.cpp"))]
     common = [builder.ROOT / f"csrc/common/{name}.cpp" for name in ("counters", "fork", "row_layout", "tensor")]
     registered = builder.ROOT / "csrc/recurrence/registered.cpp"
     sources = [str(path.relative_to(builder.ROOT)) for path in [*common, registered, *families]]
-    flags = ["-Icsrc", "-isystem", f"{folder}/include", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
-    flags += ["-fvisibility=hidden", "-fopenmp", "-DRNNKERN_LIBRARY=rnnkern_stub"]
-    libraries = ["-fopenmp", f"-L{folder}/lib", "-ltorch", "-ltorch_cpu", "-ldl"]
-    return link("drivers", ["python_tests/gpu/on_host.cpp", *sources], flags, libraries, "drivers.so")
+    flags, libraries = builder.with_torch()
+    flags += ["-O1", "-fopenmp", "-DRNNKERN_LIBRARY=rnnkern_stub"]
+    sources = ["python_tests/gpu/on_host.cpp", *sources]
+    return builder.build("drivers", sources, flags, [*libraries, "-fopenmp", "-ldl"], interpret=False)
 
 
 class Driver:
@@ -127,24 +115,15 @@ def launch_of(call: list[Any]) -> Launch:
     return Launch(symbol, grid[0], block[0], shared_bytes, cluster[0], cooperative == 1, stream, parameter)
 
 
-FUNCTIONS = (
-    "cuGetErrorName", "cuGetErrorString", "cuDeviceGet", "cuDeviceGetAttribute", "cuCtxGetCurrent", "cuCtxGetDevice",
-    "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute",
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxActiveClusters", "cuStreamIsCapturing",
-    "cuLaunchKernelEx",
-)  # fmt: skip
+FUNCTIONS = re.findall(r'library, "(\w+)"', (builder.ROOT / "csrc/cuda/libcuda.h").read_text())
+"""Those that the package asks a driver for."""
 
 
 @functools.cache
-def load(driver: Path | None = None, drivers: Path | None = None) -> ctypes.CDLL:
+def load(driver: Path | None = None, package: Path | None = None) -> ctypes.CDLL:
     """Loads both libraries, which are built unless their paths are given; the package's library finds the stand-in by
     its name in this process."""
     library = ctypes.CDLL(str(driver or build_driver()), mode=ctypes.RTLD_GLOBAL)
-    definitions = torch.library.Library("rnnkern_stub", "DEF")
-    for name in OPERATORS:
-        definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
-    for schema in OWN:
-        definitions.define(schema)
-    torch.ops.load_library(drivers or build_drivers())
-    library.kept = definitions
+    library.kept = drivers.definitions("rnnkern_stub", OPERATORS, OWN)
+    torch.ops.load_library(package or build_drivers())
     return library

@@ -4,8 +4,8 @@ kernel supports."""
 import pytest
 import torch
 
-from python_tests.gpu import givens_recurrences, recurrences
-from python_tests.gpu.conftest import CHOSEN, require
+from python_tests.gpu import givens_recurrences
+from python_tests.gpu.conftest import CHOSEN, running
 from python_tests.samples import (
     GIVENS_OPTIONS,
     agree,
@@ -16,20 +16,16 @@ from python_tests.samples import (
 )
 from rnnkern import reference
 from rnnkern.ops._recurrence.complex import state_in_parts
-from rnnkern.testing import as_reals, assert_close, assert_close_over_draws
+from rnnkern.testing import assert_close, assert_close_over_draws
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
 
 
 @pytest.fixture(params=CHOSEN)
 def place(request, nan_memory):
-    """rnnkern.ops.givens_recurrence on each backend; one thread, because calls are small."""
-    require(recurrences.lacks(request.param))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with givens_recurrences.routed(givens_recurrences.Place(request.param)) as place:
+    """rnnkern.ops.givens_recurrence on each backend."""
+    with running(givens_recurrences, request.param) as place:
         yield place
-    torch.set_num_threads(threads)
 
 
 def samples(dtype):
@@ -149,21 +145,11 @@ def test_halves_are_the_whole(place):
         assert torch.equal(state, last)
 
 
-@pytest.mark.parametrize("dtype", [F32, C64])
-def test_the_first_call(dtype, place):
+@pytest.mark.parametrize(("dtype", "names"), [(F32, "real/{}/float32"), (C128, "complex/{}/float64")])
+def test_the_first_call_and_the_kernels_that_it_enters(dtype, names, place):
     sample = givens_recurrence_sample(dtype=dtype, packed=True, reset=True)
-    found, truth = (scan_outputs_and_gradients(op, x) for op, x in
-                    ((place, sample), (reference.givens_recurrence, sample.to(F64))))  # fmt: skip
-    for name, x in truth.items():
-        assert (as_reals(found[name]) - as_reals(x)).norm() <= 1e-5 * as_reals(x).norm()
-
-
-def test_kernels_are_counted(place):
-    for dtype, kind, precision in ((F32, "real", "float32"), (C128, "complex", "float64")):
-        sample = givens_recurrence_sample(dtype=dtype)
-        found = place.entered(lambda sample=sample: scan_outputs_and_gradients(place, sample))
-        kernels = [f"givens_recurrence/cuda/{kind}/{way}/{precision}/warp" for way in ("forward", "backward")]
-        assert found == dict.fromkeys(kernels, 1)
+    ran = place.entered(lambda: agree(place, reference.givens_recurrence, scan_outputs_and_gradients, [sample]))
+    assert ran == {f"givens_recurrence/cuda/{names.format(way)}/warp": 1 for way in ("forward", "backward")}
 
 
 def test_the_operator_reads_no_memory_that_is_not_there(place):

@@ -1,4 +1,4 @@
-"""CUDA kernels of cells that rnnkern.cell made, compared with the function itself, on the interpreter and on a GPU."""
+"""CUDA kernels of users' cells, over a table of cells, dtypes, options and kernels: they compute the function."""
 
 import ctypes
 import functools
@@ -10,9 +10,7 @@ import torch
 
 import rnnkern
 from python_tests.cells import samples
-from python_tests.cells.test_derivation import random_cell
 from python_tests.gpu import standin
-from python_tests.gpu.conftest import CHOSEN, running
 from python_tests.gpu.recurrences import FAMILY
 from python_tests.gpu.standin import H100
 from python_tests.samples import numbered
@@ -50,57 +48,47 @@ def interpreted(cell) -> None:
     register(cell, drivers, "-DRNNKERN_INTERPRET", "-Wl,--no-as-needed", drivers)
 
 
-@pytest.fixture(params=["block", "cluster", "grid", "stepwise"])
-def kernel(request):
-    return request.param
+def kernels_of(cell, dtype, options):
+    """Those that run a call."""
+    if not cell.recurrent and "heads" in OPTIONS[options]:
+        return []
+    if dtype == torch.float64 or cell.__name__ in STEPWISE or "zoneout" in OPTIONS[options]:
+        return ["stepwise"]
+    return ["block", "stepwise"] if options == "heads" else ["block", "cluster", "grid", "stepwise"]
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
-def test_kernels_compute_the_function(cell, dtype, options, kernel, name, nan_memory):
-    given = OPTIONS[options]
-    kept = kernel if dtype != torch.float64 and cell.__name__ not in STEPWISE and "zoneout" not in given else "stepwise"
-    if kept != kernel or (given.get("heads", 1) > 1 and kernel in ("cluster", "grid")):
-        pytest.skip("no such kernel")
-    if not cell.recurrent and "heads" in given:
-        pytest.skip("R has no rows")
-    with running(name, kernel) as place:
-        given = {k: x.to(place.device) if isinstance(x, torch.Tensor) else x for k, x in given.items()}
-        honest = {k: x for k, x in given.items() if k != "save_gates"}
-        if name == "interpret":
-            interpreted(cell)
-        draws = []
-        for k in range(DRAWS):
-
-            def one(op, *args, given=given, k=k):
-                return samples.call(cell, *args, op=op, device=place.device, drawn_with=k, **given)
-
-            found = []
-            kernels = place.entered(lambda: found.extend(one(place, dtype)))  # noqa: B023
-            assert kernels == {f"recurrence/cuda/{way}/{cell.name}/{kernel}": 1 for way in ("forward", "backward")}
-            truth = one(reference.recurrence, torch.float64, dtype, given=honest)
-            draws.append((found, one(reference.recurrence, dtype, given=honest), truth))
-        if dtype == torch.float64:
-            for found, _, truth in draws:
-                torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9)
-        else:
-            assert_close_over_draws([numbered(*each) for each in draws], f"{cell.name}: ")
+CALLS = [
+    (cell, dtype, options, kernel)
+    for cell in CELLS
+    for dtype in (torch.float32, torch.bfloat16, torch.float64)
+    for options in OPTIONS
+    for kernel in kernels_of(cell, dtype, options)
+]
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-@pytest.mark.parametrize("seed", [40, 41])
-def test_random_expressions(seed, name, nan_memory):
-    """Sixteen of them; eight states."""
-    cell, text = random_cell(seed)
-    with running(name, "stepwise") as place:
-        if name == "interpret":
-            interpreted(cell)
-        found = samples.call(cell, op=place, device=place.device)
-        expected = samples.call(cell, op=reference.recurrence, device=place.device)
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8, msg=lambda said: f"{said}\n{text}")
+@pytest.mark.parametrize(
+    ("own_cell", "dtype", "options", "kernel"), CALLS, ids=lambda x: getattr(x, "__name__", None) or str(x)
+)
+def test_kernels_compute_the_function(own_cell, dtype, options, kernel, place):
+    given = {k: x.to(place.device) if isinstance(x, torch.Tensor) else x for k, x in OPTIONS[options].items()}
+    honest = {k: x for k, x in given.items() if k != "save_gates"}
+    if place.name == "interpret":
+        interpreted(own_cell)
+    draws, found = [], []
+    for k in range(DRAWS):
+
+        def one(op, *args, given=given, k=k):
+            return samples.call(own_cell, *args, op=op, device=place.device, drawn_with=k, **given)
+
+        kernels = place.entered(lambda: found.append(one(place, dtype)))
+        assert kernels == {f"recurrence/cuda/{way}/{own_cell.name}/{kernel}": 1 for way in ("forward", "backward")}
+        truth = one(reference.recurrence, torch.float64, dtype, given=honest)
+        draws.append((found[-1], one(reference.recurrence, dtype, given=honest), truth))
+    if dtype == torch.float64:
+        for actual, _, truth in draws:
+            torch.testing.assert_close(actual, truth, rtol=1e-9, atol=1e-9)
+    else:
+        assert_close_over_draws([numbered(*each) for each in draws], f"{own_cell.name}: ")
 
 
 NVRTC = pytest.mark.skipif(_compiler.nvrtc() is None, reason="no NVRTC")

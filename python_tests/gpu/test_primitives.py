@@ -1,15 +1,11 @@
 """Every primitive of csrc/device/device.h behaves as its comment there says: on the interpreter for several seeds, and
 on hardware if there is a GPU."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 
-from python_tests.gpu import layouts
-from python_tests.gpu.builder import ROOT
+from python_tests.gpu import builder, layouts
 
 RNG = np.random.default_rng(0)
 WORDS = RNG.integers(1, 2**32, 4096, dtype=np.uint32)
@@ -261,7 +257,7 @@ def test_nearest_tfloat32_is_to_the_nearest_with_ties_away_from_zero(launch):
 def test_ends_with_an_error(backend, name, said, of_cuda):
     """A trap; and an endless spin, which hardware stops after some time."""
     code = f"from python_tests.gpu import kernels; kernels.launch({name!r}, [5], 1, backend={backend.name!r})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = builder.run_python("-c", code)
     assert done.returncode == 1
     said = f"interpret: {said}" if backend.name == "interpret" else f"CUDA error: {of_cuda}"
     assert f"KernelError: {said}" in done.stderr

@@ -1,12 +1,12 @@
 """precompile compiles exactly the kernels that a call launches, forward and backward: calls run on a stand-in for the
 driver, with every kernel replaced by an empty one."""
 
-import importlib
+import contextlib
 
 import pytest
 import torch
 
-from python_tests.gpu import standin
+from python_tests.gpu import givens_recurrences, recurrences, relevancies, standin
 from python_tests.ops.relevancy_sample import call_of, everything
 from python_tests.samples import (
     covering_rows,
@@ -15,8 +15,8 @@ from python_tests.samples import (
     recurrence_sample,
     scan_outputs_and_gradients,
 )
-from rnnkern import _compiler, _extension, _precompile, ops
-from rnnkern.ops import Choice, explain
+from rnnkern import _compiler, _precompile, ops
+from rnnkern.ops import explain
 from rnnkern.ops._recurrence.autograd import KERNEL_CELLS
 from rnnkern.ops.programs import collecting
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
@@ -24,12 +24,13 @@ from rnnkern.reference._relevancy import RELEVANCY_CELLS
 pytestmark = pytest.mark.skipif(bool(standin.missing()), reason=standin.missing())
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DEVICES = [_precompile.FACTS[arch] for arch in ("sm_80", "sm_90", "sm_120")]
-FAMILIES = (
-    ("_recurrence.recurrence", "_recurrence.autograd"),
-    ("_relevancy.relevancy", "_relevancy.autograd"),
-    ("_orthogonal.givens_recurrence", "differentiable"),
-)
-"""Modules with the public functions, and modules that call the backward operators."""
+FAMILIES = (recurrences, relevancies, givens_recurrences)
+
+
+class Place:
+    """All kernels, on the stand-in."""
+
+    name, operators, kernel, facts = "interpret", torch.ops.rnnkern_stub, "block,cluster,grid", ()
 
 
 @pytest.fixture
@@ -45,21 +46,18 @@ def started(monkeypatch):
 
     monkeypatch.setattr(_compiler, "cubin_of", cubin_of)
     monkeypatch.setattr(_compiler.Program, "symbol", "cuda_AloneKernel")
-    cuda = Choice("cuda", "the cuda kernel serves this call")
-    for family in FAMILIES:
-        face, autograd = (importlib.import_module(f"rnnkern.ops.{module}") for module in family)
-        monkeypatch.setattr(face, "_operators", torch.ops.rnnkern_stub, raising=False)
-        monkeypatch.setattr(autograd, "_operators", torch.ops.rnnkern_stub)
-        monkeypatch.setattr(face, "_choose", lambda *_: cuda)
 
     def run(call, facts):
         found.clear()
-        monkeypatch.setattr(_extension, "device_facts", lambda device: facts)
+        monkeypatch.setattr(Place, "facts", facts)
         standin.Driver(library, facts)
         call()
         return set(found)
 
-    return run
+    with contextlib.ExitStack() as stack:
+        for family in FAMILIES:
+            stack.enter_context(family.routed(Place))
+        yield run
 
 
 def explained(facts, op, *args, **kwargs):

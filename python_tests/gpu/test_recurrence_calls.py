@@ -1,20 +1,19 @@
-"""Arguments of the recurrence's CUDA kernels: which are supported, what is not computed, and what is saved."""
+"""Calls of the recurrence's CUDA kernels over a table of kernels and cells: drawn arguments, sequences without steps,
+NaN, which kernel runs, what is not computed, and what is saved."""
 
+import itertools
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import rnnkern
 from python_tests.gpu import builder
 from python_tests.gpu.recurrences import FAMILY, lacks, off_kinks
 from python_tests.ops.test_memory import kept
 from python_tests.ops.test_properties import calls
-from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample, takes
+from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
@@ -22,7 +21,7 @@ from rnnkern.testing import peak_bytes
 
 FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-NOISE = {"zoneout": 0.3, "dropout": 0.4}
+NOISE, MEAN = {"zoneout": 0.3, "dropout": 0.4}, {"zoneout": 0.3, "drawn": False}
 
 
 def backward_call(place, sample, grad_h=None, needs=(True, True)):
@@ -51,24 +50,6 @@ def test_drawn_calls(place, call, dtype):
     check_recurrence(lambda *args, **kwargs: place(*args, **kwargs, save_gates=save_gates), [sample])
 
 
-@pytest.mark.parametrize("cell", ["modrelu", "lstm", "gru_reset_before"])
-def test_layouts_do_not_matter(cell, place):
-    sample = place.sample(recurrence_sample(cell, 6, 5, 8, dtype=torch.float32))
-    name, u, R, state = sample.args
-    wanted, final = place(name, u, R, state, **sample.kwargs)
-    strided = u.transpose(0, 2).contiguous().transpose(0, 2)
-    assert not strided.is_contiguous()
-    states = tuple(s.t().contiguous().t() for s in state)
-    h, end = place(name, strided, R.t().contiguous().t(), states, **sample.kwargs)
-    assert torch.equal(h, wanted)
-    assert all(map(torch.equal, end, final))
-
-    row, first = u[:1, :1], tuple(s[:1] for s in state)
-    expanded = place(name, row.expand_as(u), R, tuple(s.expand(5, -1) for s in first), **sample.kwargs)
-    dense = place(name, row.repeat(6, 5, 1), R, tuple(s.repeat(5, 1) for s in first), **sample.kwargs)
-    assert torch.equal(expanded[0], dense[0])
-
-
 @pytest.mark.parametrize("of", ["h", "state", "one state", "both, expanded"])
 @pytest.mark.parametrize("cell", ["euler", "lstm", "gru", "gru_reset_before"])
 def test_gradients_of_some_outputs(cell, of, place):
@@ -83,30 +64,21 @@ def test_gradients_of_some_outputs(cell, of, place):
     torch.testing.assert_close(*got)
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-@pytest.mark.parametrize("packed", [False, True])
-def test_no_steps(cell, packed, place):
-    """The final state is the initial state and passes its gradient on; weights get zero."""
-    sample = place.sample(recurrence_sample(cell, 0, 3, 6, packed=packed, dtype=torch.float32, requires_grad=True))
-    h, final = place(*sample.args, **sample.kwargs)
-    assert h.numel() == 0
-    assert all(map(torch.equal, final, sample.args[3]))
-    for x, gradient in zip(sample.leaves(), torch.autograd.grad(final, sample.leaves(), final), strict=True):
-        state = [s for s in sample.args[3] if s is x]
-        assert torch.equal(gradient, state[0] if state else torch.zeros_like(x))
-
-
 @pytest.mark.parametrize("sizes", [[2, 2, 0], [0, 0], [17, 9, 8, 1, 0], []])
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("cell", ["tanh", "lstm", "gru_reset_before"])
-def test_sequences_without_steps_keep_their_state(cell, reverse, sizes, place):
-    _, (name, u, R, state), _ = place.sample(recurrence_sample(cell, 1, 20, 5, dtype=torch.float32, requires_grad=True))
+@pytest.mark.parametrize(("kernel", "cell"), [
+    ("block", "lstm"), ("block", "gru_reset_before"), ("stepwise", "lstm"), ("stepwise", "gru_reset_before"),
+    ("cluster", "lstm"),
+])  # fmt: skip
+def test_sequences_without_steps_keep_their_state(kernel, cell, reverse, sizes, place):
+    hidden = 130 if kernel == "cluster" else 5
+    sample = place.sample(recurrence_sample(cell, 2, 20, hidden, dtype=torch.float32, requires_grad=True))
+    _, (name, u, R, state), _ = sample
     rows, first = sum(sizes), max([*sizes, 0])
-    u = u.flatten(0, 1).repeat(2, 1)[:rows]
     reset = torch.ones(len(sizes), 20, dtype=torch.bool, device=u.device)
     sizes = torch.tensor(sizes, dtype=torch.int64)
-    h, final = place(name, u, R, state, batch_sizes=sizes, reset=reset, reverse=reverse)
-    assert h.shape == (rows, 5)
+    h, final = place(name, u.flatten(0, 1)[:rows], R, state, batch_sizes=sizes, reset=reset, reverse=reverse)
+    assert h.shape == (rows, hidden)
     assert not h.isnan().any()
     assert all(torch.equal(f[first:], s[first:]) for f, s in zip(final, state, strict=True))
     (grad,) = torch.autograd.grad(final[0].sum(), state[0])
@@ -114,16 +86,25 @@ def test_sequences_without_steps_keep_their_state(cell, reverse, sizes, place):
     assert not grad[:first].any()
 
 
+CELLS = ["tanh", "relu", "hardtanh", "modrelu", "euler", "lstm", "gru", "gru_reset_before"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("cell", ["tanh", "relu", "hardtanh", "modrelu", "euler", "lstm", "gru", "gru_reset_before"])
-def test_nan_and_infinity_pass_through_as_in_pytorch(cell, dtype, place):
-    """They do not reach other sequences."""
-    sample = place.sample(recurrence_sample(cell, 3, 6, 5, dtype=dtype))
+@pytest.mark.parametrize(
+    ("kernel", "cell"), [*itertools.product(("block", "stepwise"), CELLS), ("cluster", "lstm"), ("grid", "lstm")]
+)
+def test_nan_and_infinity_pass_through_as_in_pytorch(kernel, cell, dtype, place):
+    """They do not reach other sequences, or gradients of them."""
+    sample = recurrence_sample(cell, 3, 6, 140 if kernel == "cluster" else 5, dtype=dtype, requires_grad=True)
+    sample = place.sample(sample)
     u = sample.args[1]
-    u[1, 0, 0], u[1, 1, 0], u[1, 2, 0], u[0, 3, 0] = float("nan"), float("inf"), -float("inf"), 0.0
+    with torch.no_grad():
+        u[1, 0, 0], u[1, 1, 0], u[1, 2, 0], u[0, 3, 0] = float("nan"), float("inf"), -float("inf"), 0.0
     actual, wanted = (op(*sample.args, **sample.kwargs)[0] for op in (place, reference.recurrence))
     assert torch.equal(actual.isnan(), wanted.isnan())
     assert not actual[:, 3:].isnan().any()
+    (du,) = torch.autograd.grad(actual.sum(), u)
+    assert not du[:, 3:].isnan().any()
     tolerance = {} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
     torch.testing.assert_close(actual, wanted, equal_nan=True, **tolerance)
 
@@ -140,17 +121,6 @@ def test_a_reset_ends_what_nan_began(place):
     assert not du[2:].isnan().any()
 
 
-def test_modrelu_at_its_kinks(place):
-    to = {"device": place.device, "dtype": torch.float32}
-    u = torch.tensor([[[0.0, -0.0, 0.5, -0.5, 0.25]]], **to, requires_grad=True)
-    bias = torch.tensor([0.1, 0.1, -0.5, -0.5, 0.0], **to, requires_grad=True)
-    h, _ = place("modrelu", u, torch.zeros(5, 5, **to), (torch.zeros(1, 5, **to),), params=(bias,))
-    assert h.tolist() == [[[0, 0, 0, 0, 0.25]]]
-    du, dbias = torch.autograd.grad(h.sum(), (u, bias))
-    assert du.tolist() == [[[0, 0, 0, 0, 1]]]
-    assert dbias.tolist() == [0, 0, 0, 0, 1]
-
-
 @pytest.mark.parametrize("cell", ["modrelu", "lstm", "gru_reset_before"])
 def test_what_is_not_needed_is_not_computed(cell, place):
     sample = place.sample(recurrence_sample(cell, 5, 9, 6, heads=2, dtype=torch.float32))
@@ -165,49 +135,9 @@ def test_what_is_not_needed_is_not_computed(cell, place):
         assert all(map(torch.equal, (du1, *rest1), (du, *rest)))
 
 
-def test_the_gradient_of_a_bias_that_is_not_there_is_that_of_zero(place):
-    sample = place.sample(recurrence_sample("gru", 5, 3, 6, dtype=torch.float32, bias=False))
-    zero = sample._replace(kwargs=sample.kwargs | {"bias": torch.zeros(18, device=place.device)})
-    grad_h = torch.randn(5, 3, 6, device=place.device)
-    assert all(map(torch.equal, backward(place, sample, grad_h), backward(place, zero, grad_h)))
-
-
 def test_no_gradient_at_all_gives_zeros(place):
     for gradient in backward(place, place.sample(recurrence_sample("lstm", 5, 3, 6, dtype=torch.float32))):
         assert not gradient.any()
-
-
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_gradcheck(cell, place):
-    heads = 2 if takes(cell, {"heads"}) else 1
-    sample = place.sample(recurrence_sample(cell, 3, 2, 4, heads=heads, packed=True, reset=True, requires_grad=True))
-    sample = off_kinks(sample)
-    _, u, R, state = sample.args
-    names = ("batch_sizes", "reset")
-    kwargs = {key: sample.kwargs[key] for key in names}
-
-    def call(u, R, bias, *rest):
-        h, final = place(cell, u, R, rest[: len(state)], bias=bias, params=rest[len(state) :], **kwargs)
-        return (h, *final)
-
-    assert torch.autograd.gradcheck(call, (u, R, sample.kwargs["bias"], *state, *sample.kwargs["params"]))
-
-
-MODULES = [("LSTM", {}), ("LSTM", {"bidirectional": True, "num_layers": 2}), ("GRU", {"bidirectional": True}),
-           ("RNN", {"nonlinearity": "relu"}), ("RNN", {"batch_first": True, "bias": False})]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "options"), MODULES, ids=str)
-def test_modules_agree_with_those_of_torch(name, options, place):
-    ours = getattr(rnnkern.nn, name)(5, 6, **options).to(place.device)
-    theirs = getattr(torch.nn, name)(5, 6, **options).to(place.device)
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(7, 4, 5, device=place.device)
-    results = []
-    for module in (ours, theirs):
-        y, _ = module(x)
-        results.append((y, *torch.autograd.grad((y * y).sum(), list(module.parameters()))))
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 # ---- the kernels that run, and what a call saves
@@ -245,29 +175,19 @@ def h_and_c(sample):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("noise", [{}, NOISE, MEAN], ids=["", "noise", "mean"])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_by_default_h_and_c_are_kept_and_nothing_else(cell, dtype, place):
-    sample = place.sample(recurrence_sample(cell, 7, 3, 16, dtype=dtype, requires_grad=True))
-    inputs = {x.data_ptr() for x in sample.leaves()}
+def test_h_and_c_are_kept_and_nothing_else(cell, noise, dtype, place):
+    """Where zoneout takes the mean also h before it, for cells whose backward pass needs it."""
+    sample = place.sample(recurrence_sample(cell, 7, 3, 16, **noise, dtype=dtype, requires_grad=True))
+    inputs = {x.data_ptr() for x in (*sample.leaves(), sample.kwargs.get("seed")) if x is not None}
     extra = [x for x in kept(lambda: place(*sample.args, **sample.kwargs)) if x.data_ptr() not in inputs]
-    assert described(extra) == described(h_and_c(sample))
+    wanted = h_and_c(sample)
+    if noise == MEAN and not KERNEL_CELLS[cell]["saved"]:
+        wanted.append(wanted[0].to(torch.promote_types(dtype, torch.float32)))
+    assert described(extra) == described(wanted)
     with torch.no_grad():
         assert kept(lambda: place(*sample.args, **sample.kwargs)) == []
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_of_noise_nothing_is_kept_but_what_a_mean_took(cell, dtype, place):
-    """Only h before zoneout is saved, for cells whose backward pass needs it."""
-    for options in (NOISE, {"zoneout": 0.3, "drawn": False}):
-        sample = place.sample(recurrence_sample(cell, 7, 3, 16, **options, dtype=dtype, requires_grad=True))
-        inputs = {x.data_ptr() for x in (*sample.leaves(), sample.kwargs.get("seed")) if x is not None}
-        saved = kept(lambda sample=sample: place(*sample.args, **sample.kwargs))
-        extra = [x for x in saved if x.data_ptr() not in inputs]
-        wanted = h_and_c(sample)
-        if options is not NOISE and not KERNEL_CELLS[cell]["saved"]:
-            wanted.append(wanted[0].to(torch.promote_types(dtype, torch.float32)))
-        assert described(extra) == described(wanted)
 
 
 @pytest.mark.parametrize("noise", [{}, NOISE], ids=["", "noise"])
@@ -286,6 +206,22 @@ def test_work_space_does_not_grow_with_the_number_of_steps(cell, dtype, noise, p
     assert peaks[1] == peaks[0]
 
 
+@pytest.mark.parametrize("kernel", ["cluster"])
+def test_each_call_asks_anew(kernel, place, monkeypatch):
+    """The backward pass of a forward pass in TF32 may be exact."""
+    sample = place.sample(recurrence_sample("gru", 3, 3, 140, dtype=torch.float32, requires_grad=True))
+    results = []
+    entered = lambda: place.entered(lambda: results.append(place(*sample.args, **sample.kwargs)[0]))  # noqa: E731
+    for setting, kernel in (("ieee", "cluster"), ("tf32", "cluster_tf32"), ("ieee", "cluster")):
+        monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", setting)
+        assert entered() == {f"recurrence/cuda/forward/gru/{kernel}": 1}
+    exact, rounded, again = results
+    assert torch.equal(exact, again)
+    assert not torch.equal(exact, rounded)
+    backward = place.entered(lambda: rounded.sum().backward())
+    assert backward == {"recurrence/cuda/backward/gru/cluster": 1}
+
+
 # ---- under the address sanitizer
 
 SANITIZE = ("-fsanitize=address,alignment", "-O0", "-g0")
@@ -296,11 +232,9 @@ from rnnkern.ops._recurrence.autograd import KERNEL_CELLS, RESIDENT_CELLS
 from python_tests.samples import outputs_and_gradients, recurrence_sample
 torch.set_num_threads(1)
 operators = drivers.interpreted(recurrences.FAMILY, {flags})
-for kernel in (*recurrences.FACTS, "cluster_tf32"):
-    with recurrences.routed(recurrences.Place("interpret", kernel.removesuffix("_tf32"), operators)) as place:
+for kernel in recurrences.FACTS:
+    with recurrences.routed(recurrences.Place("interpret", kernel, operators)) as place:
         tf32, few = kernel == "cluster_tf32", kernel.startswith("cluster")  # thousands of threads
-        if tf32:  # until the last `routed` ends
-            torch.backends.cudnn.rnn.fp32_precision = "tf32"
         cells = KERNEL_CELLS if kernel == "stepwise" else RESIDENT_CELLS
         for cell in ("modrelu", "lstm", "gru_reset_before") if few else cells:
             for dtype in (torch.float32,) if tf32 else (torch.float32, torch.bfloat16):
@@ -321,22 +255,11 @@ print("clean")
 def test_interpret_under_the_address_sanitizer():
     if missing := lacks("interpret"):
         pytest.skip(missing)
-    preload = [find(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
-    if not all(map(os.path.isabs, preload)):
+    preload = builder.libraries("libasan", "libubsan", "libstdc++")
+    if not preload:
         pytest.skip("no libasan or libubsan")
     FAMILY.build(SANITIZE)
-    done = subprocess.run(
-        [sys.executable, "-c", SANITIZED.format(flags=SANITIZE)],
-        env=os.environ | {"LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0"},
-        cwd=builder.ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    code = SANITIZED.format(flags=SANITIZE)
+    done = builder.run_python("-c", code, LD_PRELOAD=preload, ASAN_OPTIONS="detect_leaks=0")
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr
     assert "runtime error" not in done.stderr, done.stderr
-
-
-def find(library: str) -> str:
-    command = [*builder.compiler(), f"-print-file-name={library}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

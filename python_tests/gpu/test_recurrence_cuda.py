@@ -102,12 +102,6 @@ def test_graphs_capture_and_replay(cell, kernel, backward, noise, gpu):
         torch.testing.assert_close(results, wanted)
 
 
-def test_packed_input_is_not_captured(gpu):
-    sample = sample_of("lstm", "block", gpu, packed=True)
-    with pytest.raises(RuntimeError, match="packed input cannot be captured"):
-        captured(lambda: recurrence(*sample.args, **sample.kwargs))
-
-
 def test_a_second_device_is_served_where_its_tensors_are(gpu, monkeypatch):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
@@ -124,21 +118,6 @@ def test_a_second_device_is_served_where_its_tensors_are(gpu, monkeypatch):
     (_, u, _, state), there = moved(here, gpu).args, moved(here, other).args
     with pytest.raises(TypeError, match=r"`R` must be on cuda:\d like `u`, got cuda:\d"):
         recurrence("tanh", u, there[2], state)
-
-
-@pytest.mark.parametrize("stray", ["R", "state", "bias", "reset", "batch_sizes"])
-def test_mixed_devices_are_refused(stray, gpu):
-    sample = sample_of("tanh", "block", gpu, packed=True, reset=True)
-    _, u, R, state = sample.args
-    kwargs = dict(sample.kwargs)
-    if stray == "R":
-        R = R.cpu()
-    elif stray == "state":
-        state = (state[0].cpu(),)
-    else:
-        kwargs[stray] = kwargs[stray].to("cuda" if stray == "batch_sizes" else "cpu")
-    with pytest.raises(TypeError, match=f"`{stray}.* must be .*(on cuda|on the CPU).*got "):
-        recurrence("tanh", u, R, state, **kwargs)
 
 
 @cells
@@ -181,18 +160,6 @@ def test_compiled(cell, kernel, gpu):
         compiled = torch.compile(recurrence, fullgraph=True, backend=backend)
         actual, wanted = outputs_and_gradients(compiled, sample), outputs_and_gradients(recurrence, sample)
         torch.testing.assert_close(actual, wanted)
-
-
-@cells
-def test_second_derivatives(cell, gpu):
-    sample = moved(recurrence_sample(cell, 3, 2, 3, requires_grad=True), gpu)
-    _, u, R, state = sample.args
-
-    def call(u, R, *state):
-        h, final = recurrence(cell, u, R, state, save_u=True)
-        return (h, *final)
-
-    assert torch.autograd.gradgradcheck(call, (u, R, *state))
 
 
 def test_offsets_are_64_bit(gpu):

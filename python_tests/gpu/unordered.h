@@ -54,7 +54,7 @@ struct StoreOrder : TwoBlocks {
   }
 };
 
-// Reads what another block stores; after the wait if `in` is not 0.
+// Reads what another block stores; after the wait of all lanes if `in` is 1, of one lane if it is 2.
 struct ReadsStore : TwoBlocks {
   static void run(const Problem& p) {
     SharedArena arena{shared_memory()};
@@ -62,9 +62,10 @@ struct ReadsStore : TwoBlocks {
     auto* received = arena.alloc<Word8>(threads);
     cluster_barrier();
     store_async(map(received + thread(), 1 - cluster_rank()), Word8{7, 8}, map(barrier, 1 - cluster_rank()));
-    if (p.in[0]) wait(barrier, 0);
-    p.out[block() * threads + thread()] = received[thread()].x;
-    if (!p.in[0]) wait(barrier, 0);
+    if (p.in[0] == 1 || (p.in[0] == 2 && lane() == 0)) wait(barrier, 0);
+    if (p.in[0] == 2) shuffle(0, 0);
+    p.out[block() * threads + thread()] = received[thread()].x;  // 1
+    if (p.in[0] != 1) wait(barrier, 0);
     cluster_barrier();
   }
 };
@@ -110,21 +111,6 @@ struct NeighbourInWarp : OneBlock<32> {
     if (p.in[0]) block_barrier();
     shuffle(0, 0);
     p.out[thread()] = shared_words()[(thread() + 1) % threads];  // 1
-  }
-};
-
-// One lane waits for the stores that all lanes read.
-struct OneLaneWaits : TwoBlocks {
-  static void run(const Problem& p) {
-    SharedArena arena{shared_memory()};
-    auto* barrier = barrier_for(arena, threads * int(sizeof(Word8)));
-    auto* received = arena.alloc<Word8>(threads);
-    cluster_barrier();
-    store_async(map(received + thread(), 1 - cluster_rank()), Word8{7, 8}, map(barrier, 1 - cluster_rank()));
-    if (p.in[0] || lane() == 0) wait(barrier, 0);
-    shuffle(0, 0);
-    p.out[block() * threads + thread()] = received[thread()].x;  // 1
-    cluster_barrier();
   }
 };
 

@@ -2,13 +2,17 @@
 
 from python_tests.mutation.mutant import Mutant, interpreted, named
 
-ATTENDING = "python_tests/gpu/test_relevancy_cluster.py"
-ATTENDING_BLOCKS = "python_tests/gpu/test_relevancy.py"
+ATTENDING = "python_tests/gpu/test_relevancy.py"
 RANDOM = named("random_calls_in_float64", "python_tests/ops/test_relevancy.py")
 TIES = named("equal_scores", "python_tests/ops/test_relevancy_adversarial.py")
 SAB = named("random_calls", "python_tests/ops/test_sab.py")
 GATHER = named("values_and_gradients", "python_tests/ops/test_gather_attention.py")
 RACES = ("python_tests/gpu/test_races.py", "-k", "our_kernels and relevancy")
+
+
+def on_a_cluster(words: str) -> tuple[str, ...]:
+    return interpreted(f"cluster and {words}", ATTENDING)
+
 
 RELEVANCY = [
     Mutant("relevancy/cpu/forward.h", "x.scores[j] < x.scores[to]", "x.scores[j] <= x.scores[to]",
@@ -32,43 +36,43 @@ RELEVANCY = [
            "the softmax's mean in its gradient", GATHER),
     # ---- CUDA kernels, on the interpreter
     Mutant("relevancy/cuda/cluster_tile.cuh", "device::wait(arrived, int(step % 2));\n", "",
-           "the waits for what other blocks send", interpreted("first_call", ATTENDING)),
+           "the waits for what other blocks send", on_a_cluster("first_call")),
     Mutant("relevancy/cuda/cluster_forward.cuh", "e += shared_layout.parts", "e = shared_layout.parts",
            "the sum of parts of scores",
-           interpreted("first_call", ATTENDING)),
+           on_a_cluster("first_call")),
     Mutant("relevancy/cuda/cluster_forward.cuh",
            "enter_event(t, place);\n      device::block_barrier();\n", "enter_event(t, place);\n",
            "the barrier before others may send the next h",
-           interpreted("any_schedule", ATTENDING)),
+           on_a_cluster("any_schedule")),
     Mutant("relevancy/cuda/per_sequence_slots.cuh", "    device::warp_barrier();", "    device::shuffle(0, 0);",
            "the barrier before what all lanes read is overwritten", RACES),
     Mutant("relevancy/cuda/per_sequence_backward.cuh", "states > 1 && mine) dc =", "states > 1 && i < n) dc =",
            "that other threads do not read what one of them overwrites", RACES),
     Mutant("relevancy/cuda/per_sequence_slots.cuh", "&& !given && k < slots", "&& !given",
            "that scores in R are frozen",
-           interpreted("every_cell and everything", ATTENDING)),
+           on_a_cluster("every_cell and everything")),
     Mutant("relevancy/cuda/per_sequence_slots.cuh", "overwritten < 0 ? slot : slots + overwritten", "slot",
-           "that what came to an event in R goes back to S", interpreted("every_cell and everything", ATTENDING)),
+           "that what came to an event in R goes back to S", on_a_cluster("every_cell and everything")),
     Mutant("relevancy/cuda/cluster_backward.cuh", "        recall(t - 1);\n", "",
-           "what was there before a reset", interpreted("everything_at_once", ATTENDING)),
+           "what was there before a reset", on_a_cluster("everything_at_once")),
     Mutant("relevancy/cuda/cluster_backward.cuh", "a * (memory.scores[k] - mean)", "a * memory.scores[k]",
-           "the softmax's mean in its gradient", interpreted("first_call", ATTENDING)),
+           "the softmax's mean in its gradient", on_a_cluster("first_call")),
     Mutant("relevancy/cuda/cluster_backward.cuh", "      device::block_barrier();\n\n      of_gates.send",
            "of_gates.send",
-           "the barrier before the gates' gradients are multiplied", interpreted("first_call", ATTENDING)),
+           "the barrier before the gates' gradients are multiplied", on_a_cluster("first_call")),
     Mutant("relevancy/cuda/cluster_tile.cuh", "target = to + device::cluster_rank() * pitch + column",
-           "target = to + column", "the row of parts that is each block's own", interpreted("first_call", ATTENDING)),
+           "target = to + column", "the row of parts that is each block's own", on_a_cluster("first_call")),
     Mutant("relevancy/cuda/per_sequence_tile.cuh", "T::pieces, T::column(k));", "T::pieces, T::column(0));",
-           "which columns are streamed", interpreted("shipped and 128", ATTENDING_BLOCKS)),
+           "which columns are streamed", interpreted("shipped and 128", ATTENDING)),
     Mutant("relevancy/cuda/per_sequence_tile.cuh", ": i % 2 ? word & how.mask", ": i % 2 ? word",
-           "which half of a word a weight is", interpreted("in_16_bits", ATTENDING_BLOCKS)),
+           "which half of a word a weight is", interpreted("in_16_bits", ATTENDING)),
     Mutant("relevancy/cuda/per_sequence_tile.cuh", "transposed ? 1 : n, column_step", "n, column_step",
-           "that the backward takes columns", interpreted("shipped and 128", ATTENDING_BLOCKS)),
+           "that the backward takes columns", interpreted("shipped and 128", ATTENDING)),
     Mutant("relevancy/cuda/per_sequence_tile.cuh", "T::column(placement.keys_in_registers + k)", "T::column(k)",
-           "which columns of U_a lie in shared memory", interpreted("shipped and 128", ATTENDING_BLOCKS)),
+           "which columns of U_a lie in shared memory", interpreted("shipped and 128", ATTENDING)),
     Mutant("relevancy/cuda/driver.h", "const Pack pack{hidden, transposed,", "const Pack pack{hidden, false,",
-           "that the backward takes columns, packed", interpreted("shipped and 128", ATTENDING_BLOCKS)),
+           "that the backward takes columns, packed", interpreted("shipped and 128", ATTENDING)),
     Mutant("relevancy/cuda/stepwise_attention_backward.cuh", "exponential(alpha[place] - most)",
            "exponential(alpha[place])",
-           "the largest score in weights that are made again", interpreted("large_scores", ATTENDING_BLOCKS)),
+           "the largest score in weights that are made again", interpreted("large_scores", ATTENDING)),
 ]  # fmt: skip

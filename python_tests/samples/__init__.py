@@ -11,7 +11,7 @@ from python_tests.samples.agreement import (
     triples,
 )
 from python_tests.samples.covering import covering_rows
-from python_tests.samples.gather_attention import gather_sample
+from python_tests.samples.gather_attention import gather_outputs_and_gradients, gather_sample
 from python_tests.samples.givens_recurrence import (
     GIVENS_OPTIONS,
     GivensCall,
@@ -70,6 +70,7 @@ __all__ = [
     "filter_outputs_and_gradients",
     "filter_sample",
     "filtered",
+    "gather_outputs_and_gradients",
     "gather_sample",
     "givens_recurrence_sample",
     "givens_sample",

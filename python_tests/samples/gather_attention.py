@@ -1,5 +1,7 @@
 """Samples of gather_attention."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,3 +26,15 @@ def gather_sample(
     idx[:, :1] = -1
     q, u, h, v = (x.to(dtype).requires_grad_(requires_grad) for x in (q, u, h, v))
     return q, u, h, idx, v
+
+
+def gather_outputs_and_gradients(op: Any, call: tuple[tuple[Tensor, ...], str]) -> dict[str, Tensor]:
+    """Runs a call, a sample and an alignment, and its backward pass with random gradients; returns all results by
+    name."""
+    (q, u, h, idx, v), alignment = call
+    q, u, h, v = leaves = [x.detach().requires_grad_() for x in (q, u, h, v)]
+    out, weights = op(q, u, h, idx, v, alignment=alignment, return_weights=True)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(out)
+    gradients = torch.autograd.grad(out, leaves, upstream)
+    named = {f"grad of {name}": g for name, g in zip("quhv", gradients, strict=True)}
+    return {"out": out.detach(), "weights": weights, **named}
