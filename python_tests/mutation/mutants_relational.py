@@ -1,9 +1,9 @@
 """Mutants of similarity and of ESBN's recurrence."""
 
-from python_tests.mutation.mutant import Mutant, named
+from python_tests.mutation.mutant import Mutant, named, valued
 
 FILE = "python_tests/ops/test_similarity.py"
-VALUES = named("values_and_gradients", FILE)
+VALUES = valued("similarity")
 PRECISION = ("python_tests/ops/test_similarity_precision.py",)
 PADDED = named("padded_objects or beyond_its_length", FILE)
 TRITON = named("interpreter_finds", "python_tests/gpu/test_similarity.py")

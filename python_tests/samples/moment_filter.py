@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from python_tests.samples.agreement import with_gradients
 from python_tests.samples.linear_scan import scan_sample
 
 
@@ -61,7 +62,7 @@ def filter_sample(
     beta: float | None = 0.9,
     dtype: torch.dtype = torch.float64,
     requires_grad: bool = False,
-    **layout: bool,
+    **layout: Any,
 ) -> Filtering:
     """Random arguments for :func:`rnnkern.ops.moment_filter`, drawn from torch's generator; ``layout`` as in
     :func:`scan_sample`."""
@@ -75,12 +76,4 @@ def filter_outputs_and_gradients(op: Any, sample: Filtering, seed: int = 0) -> d
     """Runs a call and its backward pass with random gradients of all results; returns all results by name."""
     leaves = {name: y.detach().requires_grad_() for name, y in sample.leaves().items()}
     outputs = {name: y for name, y in zip("yvq", filtered(op, **leaves, **sample.kwargs), strict=True) if y is not None}
-    generator = torch.Generator().manual_seed(seed)
-    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in outputs.values()]
-    pairs = [(y, g) for y, g in zip(outputs.values(), upstream, strict=True) if y.requires_grad]  # fewer without steps
-    gradients = [torch.zeros_like(y) for y in leaves.values()]
-    if pairs:
-        outputs_of, upstream = zip(*pairs, strict=True)
-        gradients = torch.autograd.grad(outputs_of, list(leaves.values()), upstream, materialize_grads=True)
-    found = {name: y.detach() for name, y in outputs.items()}
-    return {**found, **{f"grad of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
+    return with_gradients(outputs, leaves, seed)
