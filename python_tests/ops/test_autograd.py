@@ -13,7 +13,7 @@ from python_tests.samples import (
     recurrence_sample,
     recurrence_samples,
 )
-from python_tests.samples.operators import Call, draw, function_of, named, results
+from python_tests.samples.operators import Call, draw, function_of, named
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
@@ -46,24 +46,6 @@ def test_first_and_second_derivatives(sample):
 
 
 WITH_PARAMS = [cell for cell in KERNEL_CELLS if cell_of(cell).params]
-
-
-@pytest.mark.parametrize("cell", WITH_PARAMS)
-def test_constant_params_leave_the_bits_of_the_other_gradients(cell):
-    sample = recurrence_sample(cell, 4, 3, 20, dtype=torch.float32, packed=True, reset=True)
-    sample.kwargs["reset"][0] = False  # so that the initial state has a gradient
-    _, u, R, state = sample.args
-    params, others = sample.kwargs["params"], (u, R, *state)
-
-    def gradients(wanted):
-        for x in (*others, *params):
-            x.requires_grad_(any(x is w for w in wanted))
-        h, final = recurrence(cell, u, R, state, **sample.kwargs)
-        return torch.autograd.grad(h.sin().sum() + final[-1].cos().sum(), wanted)
-
-    alone, both = gradients(others), gradients((*others, *params))
-    assert all(torch.equal(a, b) for a, b in zip(alone, both, strict=False))
-    assert all(d.abs().max() > 0 for d in both)
 
 
 @pytest.mark.parametrize("inputs", [0, 3])
@@ -166,18 +148,6 @@ def test_gates_computed_again_from_16_bits_are_close(cell, dtype):
     """The recomputation reads h with 16 bits."""
     for inputs in (0, 7):
         check_recurrence(again, draws(recurrence_sample, cell, **LONG | {"steps": 40}, inputs=inputs, dtype=dtype))
-
-
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_a_frozen_weight_or_input_changes_no_other_gradient(cell):
-    """Gradients that are not requested are not computed, and the others do not change."""
-    call = draw("recurrence", 5, 3, 6, cell=cell, inputs=4, dtype=torch.float32)
-    wanted = results(recurrence, call)
-    for frozen in ("u", "R", "bias", "weight_ih", "bias_ih"):
-        tensors = dict(call.tensors)
-        options = call.options | {frozen: tensors.pop(frozen)}
-        for what, x in results(recurrence, Call("recurrence", tensors, options)).items():
-            assert torch.equal(x, wanted[what]), (frozen, what)
 
 
 def test_gradients_of_some_outputs_only():

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
 
 import rnnkern.nn
-from python_tests.samples import covering_rows, outputs_and_gradients, recurrence_sample, recurrence_samples
+from python_tests.samples import covering_rows, outputs_and_gradients, recurrence_sample
 from python_tests.tiers import LEVELS
 from rnnkern import _extension
 from rnnkern._torch_private import context_of_backward
@@ -185,16 +185,6 @@ def test_explain_of_a_module_is_held_to_the_counters(name, options, cell, packed
         places = [f"layer {k}, {way} direction" for k in range(2) for way in ("forward", "reverse")]
         assert explain(module, x) == [("reference", f"{place}: forced by use('reference')") for place in places]
         assert not entered(lambda: module(x))
-
-
-@pytest.mark.parametrize("sample", list(recurrence_samples()), ids=lambda s: s.name)
-def test_the_reference_gives_the_same_numbers(sample):
-    sample = sample.to(torch.float64, requires_grad=True)
-    kernel = outputs_and_gradients(recurrence, sample)
-    with use("reference"):
-        assert not entered(lambda: call("training", sample))
-        forced = outputs_and_gradients(recurrence, sample)
-    torch.testing.assert_close(forced, kernel, rtol=1e-12, atol=1e-12)
 
 
 def test_use_nests_and_restores_also_after_an_exception():

@@ -1,4 +1,4 @@
-"""Memory layouts, changes in place and autocast change no number, over the table of operators."""
+"""Memory layouts, changes in place, frozen tensors and autocast change no number, over the table of operators."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 import rnnkern
 from python_tests.samples.operators import OPERATORS, draw, outputs, results
 from rnnkern import ops
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 LAYOUTS = {
     "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
@@ -30,6 +31,20 @@ def test_any_layout(name, layout):
             torch.testing.assert_close(found[what], wanted[what])
         else:
             assert torch.equal(found[what], wanted[what]), what
+
+
+FROZEN = [(name, {}) for name in OPERATORS if len(draw(name).tensors) > 1 and name != "recurrence"]
+FROZEN += [("recurrence", {"cell": cell, "inputs": inputs}) for cell in KERNEL_CELLS for inputs in (0, 4)]
+
+
+@pytest.mark.parametrize(("name", "options"), FROZEN, ids=str)
+def test_a_frozen_tensor_changes_no_other_gradient(name, options):
+    """Gradients that are not requested are not computed, and the others do not change."""
+    op, call = getattr(ops, name), draw(name, dtype=torch.float32, **options)
+    wanted = results(op, call)
+    for frozen in call.tensors:
+        for what, x in results(op, call, frozen=frozen).items():
+            assert torch.equal(x, wanted[what]), (frozen, what)
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS.keys() - {"linear_scan", "recurrence", "relevancy_recurrence"}))

@@ -90,45 +90,6 @@ def test_events_of_a_long_run_keep_their_ids(op):
 # ---- bitwise equality
 
 
-def halves(call, first):
-    """h and the state of a call that is split into two."""
-    cell, u, R, state, attention = call.args
-    kwargs = dict(call.kwargs)
-    cut = {name: kwargs.pop(name) for name in ("reset", "relevance")}
-
-    def options(part):
-        return kwargs | {name: x[part] if isinstance(x, torch.Tensor) else x for name, x in cut.items()}
-
-    h, state = relevancy_recurrence(cell, u[:first], R, state, attention, **options(slice(first)))
-    rest, state = relevancy_recurrence(cell, u[first:], R, state, attention, **options(slice(first, None)))
-    return torch.cat([h, rest]), state
-
-
-@pytest.mark.parametrize("first", [0, 1, 4, 9, 17])
-@pytest.mark.parametrize("options", [{}, {"reset": 0.2}, {"buffer_size": 50}, {"relevant_size": 0},
-                                     {"relevance": "given", "relevant_size": 4, "carried": 2}])  # fmt: skip
-@pytest.mark.parametrize("cell", ["tanh", "lstm"])
-def test_two_calls_are_one_to_the_bit(cell, options, first):
-    call = call_of(cell, 17, 3, 19, **{"buffer_size": 5, **options}, dtype=torch.float32)
-    h, state = relevancy_recurrence(*call.args, **call.kwargs)
-    pieces, last = halves(call, first)
-    assert torch.equal(h, pieces)
-    for name, x in state._asdict().items():
-        assert x is None or torch.equal(x, getattr(last, name)), name
-
-
-def test_gradients_of_two_calls_are_those_of_one():
-    call = call_of("lstm", 12, 2, 5, reset=0.1)
-    leaves = list(call.leaves().values())
-
-    def gradients(h, state):
-        return torch.autograd.grad(h.sin().sum() + state.relevant.cos().sum() + state.c.sum(), leaves)
-
-    whole = gradients(*relevancy_recurrence(*call.args, **call.kwargs))
-    for found, wanted in zip(gradients(*halves(call, 7)), whole, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
-
-
 # ---- memory
 
 

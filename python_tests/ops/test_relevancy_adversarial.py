@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from python_tests.ops.relevancy_sample import call_of, everything
+from python_tests.ops.relevancy_sample import call_of
 from python_tests.ops.relevancy_sample import is_the_references as hold
-from rnnkern.ops import relevancy_recurrence
 
 STEPS, BATCH = 14, 3
 
@@ -57,17 +56,6 @@ def test_an_alignment_that_is_no_number(odd):
     v = call.args[4][2].detach().clone()
     v[1] = odd
     hold(call._replace(args=(*call.args[:4], (*call.args[4][:2], v))), gradients=False)
-
-
-def test_a_sample_with_nan_leaves_the_others_alone():
-    call = call_of("lstm", STEPS, BATCH, 5).to(torch.float64, requires_grad=False)
-    whole = everything(relevancy_recurrence, call, gradients=False)
-    call.args[1][4, 1] = float("nan")
-    found = everything(relevancy_recurrence, call, gradients=False)
-    assert found["h"][4:, 1].isnan().all()
-    for b in (0, 2):
-        assert torch.equal(found["h"][:, b], whole["h"][:, b])
-        assert torch.equal(found["last ids"][b], whole["last ids"][b])
 
 
 def test_weights_that_underflow_are_zero():

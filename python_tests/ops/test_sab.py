@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from torch import Tensor
 
 from python_tests.ops.sab_calls import make, outcomes, well_conditioned
 from python_tests.samples import agree, draws
@@ -135,32 +134,6 @@ def test_what_is_not_finite_stays_in_its_sample(width, value):
 
 
 # ---- state, chunks and resets
-
-
-@pytest.mark.parametrize("width", [None, 6])
-@pytest.mark.parametrize("cuts", [[1, 2, 3], [5], [0, 7], list(range(1, 13))])
-def test_chunks_are_the_whole(cuts, width):
-    call = make(13, 5, 7, width, attend_every=3, truncation=4, top_k=2, resets=True).to(torch.float64)
-    whole, end, seen = call(sab_recurrence, return_memory=True)
-    state, outputs, attended = None, [], []
-    for first, last in zip([0, *cuts], [*cuts, 13], strict=True):
-        part = {"u": call.leaves["u"][first:last]}
-        out, state, memory = call(
-            sab_recurrence, part, state, reset=call.options["reset"][first:last], return_memory=True
-        )
-        outputs.append(out)
-        attended.append(memory)
-    chunks = torch.cat(outputs)
-    assert torch.equal(chunks, whole)
-    for x, y in zip(state, end, strict=True):
-        assert torch.equal(x, y) if isinstance(x, Tensor) else x == y
-    for column, name in enumerate(("weights", "slots")):
-        assert torch.equal(torch.cat([m[column] for m in attended]), seen[column]), name
-    leaves, upstream = list(call.leaves.values()), torch.randn_like(whole)
-    wanted = torch.autograd.grad((whole * upstream).sum() + end.memory.sum() + end.c.sum(), leaves)
-    found = torch.autograd.grad((chunks * upstream).sum() + state.memory.sum() + state.c.sum(), leaves)
-    for x, y in zip(found, wanted, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
 
 
 def test_a_reset_begins_a_sequence():

@@ -6,7 +6,7 @@ import torch
 import rnnkern
 from python_tests.samples import covering_rows, similarity_sample
 from python_tests.samples.operators import F32, F64, check, draw, results
-from rnnkern.ops import gather_attention, similarity
+from rnnkern.ops import similarity
 from rnnkern.ops._relational.context_norm import context_norm
 from rnnkern.reference._relational import context_norm as plain_norm
 
@@ -22,22 +22,6 @@ def test_segments(segments):
     for lengths in (False, True):
         check("similarity", 7, 6, 40, segments=segments, lengths=lengths, two=True)
         check("similarity", 7, 6, 40, segments=segments, lengths=lengths, dtype=torch.float32, norm="biased")
-
-
-def test_gather_attention_finds_the_same():
-    """With an identity as values it returns R, and any list of columns is a mask. It needs z, and T <= d."""
-    T, d = 5, 8
-    x = torch.randn(3, T, d, dtype=torch.float64, requires_grad=True)
-    j, eye = torch.arange(T), torch.eye(T, d, dtype=torch.float64).expand(3, -1, -1)
-    upstream = torch.randn(3, T, T, dtype=torch.float64)
-    for mask, member in {"causal": j <= j.view(-1, 1), "strict": j < j.view(-1, 1), "full": j == j}.items():
-        idx = torch.where(member.expand(T, T), j, -1).int().expand(3, -1, -1).contiguous()
-        z = plain_norm(x)
-        wanted = gather_attention(z, z, eye, idx, torch.ones(d, dtype=torch.float64), alignment="dot")[..., :T]
-        found = similarity(x, mask=mask)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13)
-        pairs = (torch.autograd.grad(y, x, upstream)[0] for y in (found, wanted))
-        torch.testing.assert_close(*pairs, rtol=0, atol=1e-11)
 
 
 def test_y_that_is_x_equals_the_symmetric_form():
@@ -82,17 +66,6 @@ def test_a_single_object_is_the_bias_even_if_eps_is_0():
     assert torch.equal(R, torch.ones(3, 1, 1))
     torch.testing.assert_close(S, bias.square().sum().expand(3, 1, 1))
     assert (torch.autograd.grad(S.sum(), x)[0] == 0).all()
-
-
-def test_rows_sum_to_one_or_have_no_member():
-    x = torch.randn(5, 7, 20, dtype=torch.float32)
-    lengths = torch.tensor([0, 1, 3, 7, 7])
-    for mask, least in (("causal", 0), ("strict", 1), ("full", 0)):
-        R = similarity(x, mask=mask, lengths=lengths)
-        i = torch.arange(7)
-        wanted = ((i >= least) & (i < lengths.view(-1, 1))).float()
-        torch.testing.assert_close(R.sum(-1), wanted, rtol=0, atol=1e-6)
-        assert (R[0] == 0).all()
 
 
 def test_packed_is_the_triangle_row_by_row():

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mpmath import exp, mpc, workdps
 
 from python_tests.ops import derive_skew_schemes as script
-from python_tests.ops.orthogonal_oracle import Spectrum, off_orthogonal, whole
+from python_tests.ops.orthogonal_oracle import Spectrum, off_orthogonal
 from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import skew_exp
@@ -196,53 +194,3 @@ def test_nan_in_nan_out_and_no_further():
     assert V[1].isnan().all()
     assert V[[0, 2]].isfinite().all()
     assert skew_exp(torch.full((9, 9), float("inf"))).isnan().all()
-
-
-@pytest.mark.parametrize("form", ["exp", "expm1"])
-@pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3), (1, 1), (2, 3, 1, 1)])
-def test_nothing_and_a_single_row(shape, form):
-    A = torch.randn(shape, requires_grad=True)
-    V = skew_exp(A, form=form)
-    assert V.shape == A.shape
-    assert torch.equal(V, torch.full(shape, float(form == "exp")))
-    (grad,) = torch.autograd.grad(V.sum(), A)
-    assert torch.equal(grad, torch.zeros(shape))
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_complex_matrices_are_skew_hermitian(dtype):
-    A = torch.randn(3, 15, 15, dtype=dtype) * torch.tensor([0.01, 0.3, 2])[:, None, None]
-    values, vectors = torch.linalg.eigh(1j * whole(A.to(torch.complex128)))
-    truth = (vectors * torch.exp(-1j * values).unsqueeze(-2)) @ vectors.mH
-    bound = 1e-6 if dtype == torch.complex64 else 1e-14
-    V, E = skew_exp(A), skew_exp(A, form="expm1")
-    assert V.dtype == dtype
-    for k in range(3):
-        assert (V[k] - truth[k]).norm() <= bound * truth[k].norm()
-        assert (E[k] - (truth[k] - torch.eye(15))).norm() <= bound * truth[k].norm()
-    assert off_orthogonal(V) <= 2 * bound
-
-
-# ---- properties
-
-
-@settings(max_examples=60)
-@given(
-    size=st.integers(1, 40), batch=st.lists(st.integers(1, 3), max_size=2), scale=st.floats(-6, 1.5),
-    seed=st.integers(0, 2**31), double=st.booleans(),
-)  # fmt: skip
-def test_it_is_an_exponential(size, batch, scale, seed, double):
-    generator = torch.Generator().manual_seed(seed)
-    A = torch.randn(*batch, size, size, generator=generator, dtype=torch.float64) * 10**scale / size**0.5
-    A = A if double else A.float()
-    eps = torch.finfo(A.dtype).eps * max(1.0, 2 * 10**scale)
-    V = skew_exp(A)
-    assert off_orthogonal(V) <= 24 * eps
-    close = {"rtol": 0, "atol": 24 * eps}
-    torch.testing.assert_close(skew_exp(-A), V.mT, **close)
-    torch.testing.assert_close(skew_exp(2 * A), V @ V, rtol=0, atol=48 * eps)
-    torch.testing.assert_close(skew_exp(A, form="expm1"), V - torch.eye(size, dtype=A.dtype), **close)
-    torch.testing.assert_close(torch.linalg.det(V), torch.ones(batch, dtype=A.dtype), rtol=0, atol=24 * size * eps)
-    order = torch.randperm(size, generator=generator)
-    turned = whole(A)[..., order, :][..., order]
-    torch.testing.assert_close(skew_exp(turned), V[..., order, :][..., order], **close)

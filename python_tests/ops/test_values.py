@@ -6,7 +6,7 @@ import torch
 
 import rnnkern
 from python_tests.samples import agree, changed, covering_rows, draws
-from python_tests.samples.operators import F32, OPERATORS, check, draw, outputs, results
+from python_tests.samples.operators import F32, OPERATORS, cases, check, draw, outputs, results
 from python_tests.tiers import each_level, quick_where
 from rnnkern import ops
 from rnnkern.ops._scan.moment_filter import EVERY
@@ -83,11 +83,13 @@ def fallback(name):
     return call
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_the_fallback_computes_the_same(name):
-    for option in OPERATORS[name].options:
-        call = draw(name, option=option)
-        torch.testing.assert_close(results(fallback(name), call), results(getattr(ops, name), call))
+FALLBACKS = [*cases(SIZES), *cases(["recurrence", "sab_recurrence"])]
+
+
+@pytest.mark.parametrize(("name", "option"), FALLBACKS)
+def test_the_fallback_computes_the_same(name, option):
+    call = draw(name, option=option)
+    torch.testing.assert_close(results(fallback(name), call), results(getattr(ops, name), call))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

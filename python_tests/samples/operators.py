@@ -262,11 +262,14 @@ def function_of(call: Call) -> Callable[..., tuple[Tensor, ...]]:
     return function
 
 
-def results(function: Callable | None, call: Call, change: Callable = lambda y: y) -> dict[str, Tensor]:
-    """Values by name, and the gradients of all tensors for random upstream gradients; each value is replaced by
-    ``change(value)``."""
-    leaves = {name: x.detach().requires_grad_() for name, x in call.tensors.items()}
-    values = map(change, outputs(call.with_tensors(leaves), function))
+def results(
+    function: Callable | None, call: Call, change: Callable = lambda y: y, frozen: str = ""
+) -> dict[str, Tensor]:
+    """Values by name, and the gradients of all tensors but a frozen one for random upstream gradients; each value is
+    replaced by ``change(value)``."""
+    tensors = {name: x.detach().requires_grad_(name != frozen) for name, x in call.tensors.items()}
+    values = map(change, outputs(call.with_tensors(tensors), function))
+    leaves = {name: x for name, x in tensors.items() if name != frozen}
     return with_gradients({f"output {k}": y for k, y in enumerate(values)}, leaves)
 
 
