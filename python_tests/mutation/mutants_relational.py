@@ -4,7 +4,7 @@ from python_tests.mutation.mutant import Mutant, named, valued
 
 FILE = "python_tests/ops/test_similarity.py"
 VALUES = valued("similarity")
-PRECISION = ("python_tests/ops/test_similarity_precision.py",)
+PRECISION = named("constant_features or subnormal", FILE)
 PADDED = named("padded_objects or beyond_its_length", FILE)
 TRITON = named("interpreter_finds", "python_tests/gpu/test_similarity.py")
 ON_A_GPU = "rnnkern/triton/similarity.py"

@@ -1,4 +1,7 @@
-"""What similarity alone promises: identities of the normalization, masks, lengths and segments."""
+"""What similarity alone promises: identities of the normalization, masks, lengths, segments,
+and numbers near the smallest."""
+
+import math
 
 import pytest
 import torch
@@ -6,6 +9,7 @@ import torch
 import rnnkern
 from python_tests.samples import covering_rows, similarity_sample
 from python_tests.samples.operators import F32, F64, check, draw, results
+from rnnkern import reference
 from rnnkern.ops import similarity
 from rnnkern.ops._relational.context_norm import context_norm
 from rnnkern.reference._relational import context_norm as plain_norm
@@ -121,3 +125,43 @@ def test_the_fallback_takes_the_instance_norm_where_it_can(dtype):
     for row in covering_rows(sizes | options):
         with rnnkern.use("reference"):
             check("similarity", **row, dtype=dtype)
+
+
+# ---- where low precision is hard
+
+
+def test_constant_features_and_equal_objects_are_finite():
+    """Their 1 / s is 1e4. A constant feature is exactly the bias."""
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(4, 1, 20, dtype=dtype).repeat(1, 6, 1)
+        x[:2, :, ::2] = torch.randn(2, 6, 10, dtype=dtype)
+        for bias in (None, torch.randn(20, dtype=dtype)):
+            weight = None if bias is None else torch.ones(20, dtype=dtype)
+            leaf = x.clone().requires_grad_()
+            R, S = similarity(leaf, weight=weight, bias=bias, return_scores=True)
+            assert all(t.isfinite().all() for t in (R, S, *torch.autograd.grad(R.square().sum(), leaf)))
+            square = 0 if bias is None else bias.square().sum()
+            wanted = torch.full_like(S[2:], square).tril()
+            torch.testing.assert_close(S[2:], wanted, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_subnormal_number_leaves_the_kernel(dtype):
+    """Scores that differ by up to the largest exponent, where PyTorch's softmax leaves subnormal numbers."""
+    tiny = torch.finfo(dtype).tiny
+    size = math.log(1 / tiny)
+    x = torch.randn(512, 9, 128, dtype=dtype) * (size / 128) ** 0.5
+    naive = reference.similarity(x, norm=None)
+    assert ((naive != 0) & (naive < tiny)).any()
+    x.requires_grad_()
+    R = similarity(x, norm=None)
+    assert not ((R != 0) & (tiny > R)).any()
+    _, kept = torch.ops.rnnkern.similarity(x.detach(), None, None, None, None, None, (9,), "none", 0.0, "causal", 1.0,
+                                           False, True)  # fmt: skip
+    eye = torch.eye(9, 128, dtype=dtype).expand(512, -1, -1).contiguous()  # then dx holds dS itself
+    (grad, *_) = torch.ops.rnnkern.similarity_backward(
+        torch.rand_like(R), None, None, eye, eye.clone(), None, None, None, None, R.detach(), (9,), "none", 0.0,
+        "causal", 1.0, False,
+    )  # fmt: skip
+    assert kept.isfinite().all()
+    assert not ((grad != 0) & (grad.abs() < tiny)).any()

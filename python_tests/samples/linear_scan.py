@@ -20,12 +20,12 @@ class Scan(NamedTuple):
         """The tensors that gradients flow to."""
         return {name: y for name, y in zip(("a", "x", "state"), self[:3], strict=True) if y is not None}
 
-    def to(self, dtype: torch.dtype, requires_grad: bool = False) -> "Scan":
+    def to(self, dtype: torch.dtype) -> "Scan":
         """The same values in a dtype; complex values in the complex dtype of that precision."""
         dtype = dtype.to_complex() if self.x.is_complex() and not dtype.is_complex else dtype
 
         def cast(y):
-            return None if y is None else y.detach().to(dtype, copy=True).requires_grad_(requires_grad)
+            return None if y is None else y.detach().to(dtype, copy=True)
 
         return Scan(*map(cast, self[:3]), self.kwargs)
 
@@ -72,7 +72,6 @@ def scan_sample(
     reset: bool = False,
     reverse: bool = False,
     dtype: torch.dtype = torch.float64,
-    requires_grad: bool = False,
 ) -> Scan:
     """Random arguments for :func:`rnnkern.ops.linear_scan`, drawn from torch's generator: factors have magnitudes from
     0.5 to 1 and any sign or phase. Packed lengths decrease evenly from ``steps`` to 1, unless ``packed`` is the
@@ -88,7 +87,7 @@ def scan_sample(
     kwargs = {"batch_sizes": batch_sizes, "reverse": reverse}
     if reset:
         kwargs["reset"] = torch.rand(steps, batch) < 0.3
-    return Scan(a, x, h0 if initial else None, kwargs).to(dtype, requires_grad)
+    return Scan(a, x, h0 if initial else None, kwargs).to(dtype)
 
 
 def scan_outputs_and_gradients(op: Any, sample: Scan, seed: int = 0) -> dict[str, Tensor]:

@@ -21,12 +21,12 @@ class Filtering(NamedTuple):
         """The tensors that gradients flow to."""
         return {name: y for name, y in zip(("u", "v0", "q0"), self[:3], strict=True) if y is not None}
 
-    def to(self, dtype: torch.dtype, requires_grad: bool = False) -> "Filtering":
+    def to(self, dtype: torch.dtype) -> "Filtering":
         """The same values in a dtype; states stay in float32 for 16-bit dtypes."""
         wide = torch.promote_types(dtype, torch.float32)
 
         def cast(y, dtype):
-            return None if y is None else y.detach().to(dtype, copy=True).requires_grad_(requires_grad)
+            return None if y is None else y.detach().to(dtype, copy=True)
 
         u, v0, q0, kwargs = self
         return Filtering(cast(u, dtype), cast(v0, wide), cast(q0, wide), kwargs)
@@ -61,7 +61,6 @@ def filter_sample(
     s: float = 0.7,
     beta: float | None = 0.9,
     dtype: torch.dtype = torch.float64,
-    requires_grad: bool = False,
     **layout: Any,
 ) -> Filtering:
     """Random arguments for :func:`rnnkern.ops.moment_filter`, drawn from torch's generator; ``layout`` as in
@@ -69,7 +68,7 @@ def filter_sample(
     _, u, v0, kwargs = scan_sample(steps, batch, channels, **layout)
     q0 = None if v0 is None or beta is None else torch.rand_like(v0)
     kwargs |= {"mu": mu, "s": s, "beta": beta, "eps": 0.05}
-    return Filtering(u, v0, q0, kwargs).to(dtype, requires_grad)
+    return Filtering(u, v0, q0, kwargs).to(dtype)
 
 
 def filter_outputs_and_gradients(op: Any, sample: Filtering, seed: int = 0) -> dict[str, Tensor]:

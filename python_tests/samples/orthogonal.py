@@ -7,12 +7,11 @@ from rnnkern.ops import skew_exp
 
 
 def givens_sample(
-    size: int = 7, layers: int = 5, vectors: int = 6, *batch: int, dtype: torch.dtype = torch.float64,
-    requires_grad: bool = False,
+    size: int = 7, layers: int = 5, vectors: int = 6, *batch: int, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Random (angles, x) for :func:`rnnkern.ops.givens_product`, x (..., R, N)."""
     drawn = 4 * torch.randn(*batch, layers, size // 2), torch.randn(*batch, vectors, size)
-    angles, x = (t.to(dtype).requires_grad_(requires_grad) for t in drawn)
+    angles, x = (t.to(dtype) for t in drawn)
     return angles, x
 
 
