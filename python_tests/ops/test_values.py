@@ -24,7 +24,7 @@ SIZES = {
     },
     "givens_product": {"size": [2, 7, 33, 64], "layers": [1, 5, 40], "vectors": [1, 6, 65, 100], "batch": BATCHES},
     "gather_attention": {
-        "batch": [0, 1, 8], "queries": [0, 2, 9, 63], "memories": [1, 2, 70], "slots": [0, 1, 20, 90],
+        "batch": [0, 1, 8], "queries": [0, 2, 9, 63], "memories": [2, 5, 70], "slots": [0, 1, 3, 20, 90],
         "hidden": [1, 16, 33, 128, 200],
     },
     "similarity": {"batch": [0, 1, 3, 65], "objects": [1, 2, 3, 9, 17], "features": [1, 33, 128, 257]} | SIMILARITY,
