@@ -62,8 +62,8 @@ proof: seeds $(VENV)/.wheel
 	RNNKERN_SIMD_LEVELS=supported $(PYTEST) -m proof --durations=15
 
 # The fast tests that compare results by the closeness rule, with numbers drawn from another seed.
-NUMERIC = $(shell grep -lrwE "agree|check_recurrence|assert_close_over_draws" python_tests/ops python_tests/nn \
-  python_tests/cells --include=test_*.py)
+NUMERIC = $(shell grep -lrwE "agree|check_recurrence|assert_close_over_draws|operators import .*check.*" \
+  python_tests/ops python_tests/nn python_tests/cells --include=test_*.py)
 seeds: install $(VENV)/.test
 	RNNKERN_TEST_SEED=$(SEED) $(PYTEST) -m "not proof" $(NUMERIC)
 
@@ -92,12 +92,12 @@ sanitize: install $(VENV)/.test
 	  $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	cd $(SANITIZED) && $(UNDER) RNNKERN_EXAMPLES=3000 $(PYTEST) -p no:cacheprovider python_tests/ops/test_recurrence.py \
 	  python_tests/ops/test_noise.py python_tests/ops/test_pair.py \
-	  python_tests/ops/test_properties.py python_tests/ops/test_skew_exp.py python_tests/ops/test_skew_bound.py \
-	  python_tests/ops/test_orthogonal.py python_tests/ops/test_givens.py \
-	  python_tests/ops/test_givens_recurrence.py \
+	  python_tests/ops/test_properties.py python_tests/ops/test_values.py python_tests/ops/test_derivatives.py \
+	  python_tests/ops/test_layouts.py python_tests/ops/test_sequences.py python_tests/ops/test_unsafe_arguments.py \
+	  python_tests/ops/test_skew_exp.py python_tests/ops/test_skew_bound.py \
 	  python_tests/ops/test_gather_attention.py python_tests/ops/test_relevancy.py \
 	  python_tests/ops/test_relevancy_adversarial.py python_tests/ops/test_sab.py \
-	  python_tests/ops/test_linear_scan.py python_tests/ops/test_moment_filter.py \
+	  python_tests/ops/test_linear_scan.py python_tests/ops/test_givens.py \
 	  -k "not 1000 and not compile"
 	cd $(SANITIZED) && $(UNDER) RNNKERN_CXXFLAGS="-O0 -g0 -fsanitize=address,alignment" \
 	  $(PYTEST) -p no:cacheprovider python_tests/gpu/test_relevancy.py python_tests/gpu/test_givens_recurrence.py \

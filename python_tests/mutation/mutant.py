@@ -15,6 +15,10 @@ def interpreted(words: str, file: str = ON_A_GPU) -> tuple[str, ...]:
     return file, "-k", f"interpret and ({words})"
 
 
+def valued(operator: str) -> tuple[str, ...]:
+    return named(f"values_and_gradients and {operator}", "python_tests/ops/test_values.py")
+
+
 class Mutant(NamedTuple):
     file: str  # relative to csrc, or starts with rnnkern/
     old: str  # occurs exactly once in the file

@@ -1,6 +1,6 @@
 """The written table: what is broken, one place at a time, and the tests that are to notice. Neither runs anything."""
 
-from python_tests.mutation.mutant import RECURRENCE, Mutant, interpreted, named
+from python_tests.mutation.mutant import RECURRENCE, Mutant, interpreted, named, valued
 from python_tests.mutation.mutants_cells import CELLS
 from python_tests.mutation.mutants_givens import GIVENS_RECURRENCE
 from python_tests.mutation.mutants_interpreter import INTERPRETER
@@ -25,11 +25,11 @@ TEAMS = named("same_bits")
 BOTH = named("the_bits", "python_tests/ops/test_pair.py")
 BOUNDED = named("above_what_its_scheme_serves and 33", "python_tests/ops/test_skew_bound.py")
 EIGENVALUES = named("keeps_its_bounds and 33", "python_tests/ops/test_skew_exp.py")
-SCAN = named("values_and_gradients", "python_tests/ops/test_linear_scan.py")
+SCAN = valued("linear_scan")
 SUBNORMALS = named("zero or exact or vanishes or setting", "python_tests/ops/test_subnormals.py")
-MOMENTS = named("values_and_gradients", "python_tests/ops/test_moment_filter.py")
-GIVENS = "python_tests/ops/test_givens.py"
-REFLECTIONS = "python_tests/ops/test_householder.py"
+MOMENTS = valued("moment_filter")
+GIVENS = valued("givens_product")
+REFLECTIONS = named("every_order and householder", "python_tests/ops/test_derivatives.py")
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_closeness.py",)
 CLOSENESS = "rnnkern/testing.py"
@@ -88,20 +88,20 @@ MUTANTS = [
     Mutant("orthogonal/cpu/product.h", ">= (i + 1) * tile_rows", ">= i * tile_rows", "tiles on the diagonal",
            EIGENVALUES),
     Mutant("orthogonal/cpu/givens_product.h", "back = Vec<T>(T(0)) - s;", "back = s;", "the inverse of a rotation",
-           named("test_value_and_gradients", GIVENS)),
+           GIVENS),
     Mutant("orthogonal/cpu/givens_product.h", "l = sizes.layers; l-- > 0;", "l = sizes.layers; l-- > 1;",
            "the first layer",
-           named("test_value_and_gradients", GIVENS)),
+           GIVENS),
     Mutant("orthogonal/cpu/givens_product.h", "part < parts; ++part", "part < parts - 1; ++part", "the last vectors",
-           named("test_value_and_gradients", GIVENS)),
+           GIVENS),
     Mutant("orthogonal/givens_sizes.h", "/ 2, layer % 2, 1}", "/ 2, 0, 1}", "the pairs of every other layer",
-           named("test_who_is_paired", GIVENS)),
+           named("test_who_is_paired", "python_tests/ops/test_givens.py")),
     Mutant(HOUSEHOLDER, "+ Z.mH - grad", "- grad", "the gradient through W = S^-1 U^H",
-           named("test_gradients or across", REFLECTIONS)),
+           REFLECTIONS),
     Mutant(HOUSEHOLDER, "U_bar - U * along", "U_bar", "what points along a vector",
-           named("test_gradients or across", REFLECTIONS)),
+           REFLECTIONS),
     Mutant("orthogonal/cpu/schur.h", "c * along + s * across", "c * along - s * across", "a sign in dgamma",
-           named("test_schur_weight", "python_tests/ops/test_orthogonal.py")),
+           valued("schur_weight")),
     # ---- linear scans
     Mutant("scan/cpu/strips.h", "bool(lane & 1) == conjugate", "bool(lane & 1) != conjugate",
            "signs of complex products", SCAN),
@@ -121,7 +121,7 @@ MUTANTS = [
            "that threads get their setting back", SUBNORMALS),
     Mutant("scan/cpu/backward.h", "k % few_steps == 0 || k == span.first", "k == span.first",
            "that sums are of four steps, whatever a thread's share",
-           named("threads_do and linear_scan", "python_tests/ops/test_every_operator.py")),
+           named("threads_do and linear_scan", "python_tests/ops/test_threads.py")),
     Mutant("scan/cpu/moments.h", "V(T(-0.5)) * (state", "V(T(0.5)) * (state", "a sign in dq", MOMENTS),
     Mutant("scan/cpu/moments.h", "begin % p.rule.every == 0", "begin % few_steps == 0",
            "which states are kept", MOMENTS),

@@ -1,10 +1,10 @@
 """Mutants of similarity and of ESBN's recurrence."""
 
-from python_tests.mutation.mutant import Mutant, named
+from python_tests.mutation.mutant import Mutant, named, valued
 
 FILE = "python_tests/ops/test_similarity.py"
-VALUES = named("values_and_gradients", FILE)
-PRECISION = ("python_tests/ops/test_similarity_precision.py",)
+VALUES = valued("similarity")
+PRECISION = named("constant_features or subnormal", FILE)
 PADDED = named("padded_objects or beyond_its_length", FILE)
 TRITON = named("interpreter_finds and similarity", "python_tests/gpu/test_triton.py")
 ON_A_GPU = "rnnkern/triton/similarity.py"

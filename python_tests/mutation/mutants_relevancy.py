@@ -1,12 +1,12 @@
 """Mutants of relevancy attention."""
 
-from python_tests.mutation.mutant import Mutant, interpreted, named
+from python_tests.mutation.mutant import Mutant, interpreted, named, valued
 
 ATTENDING = "python_tests/gpu/test_relevancy.py"
 RANDOM = named("random_calls_in_float64", "python_tests/ops/test_relevancy.py")
 TIES = named("equal_scores", "python_tests/ops/test_relevancy_adversarial.py")
 SAB = named("random_calls", "python_tests/ops/test_sab.py")
-GATHER = named("values_and_gradients", "python_tests/ops/test_gather_attention.py")
+GATHER = valued("gather_attention")
 RACES = ("python_tests/gpu/test_races.py", "-k", "our_kernels and relevancy")
 
 

@@ -13,6 +13,12 @@ def whole(A: Tensor) -> Tensor:
     return lower - lower.mH + diagonal
 
 
+def off_orthogonal(V: Tensor) -> float:
+    """The largest element of V^H V - I."""
+    V = V.detach().to(torch.complex128 if V.is_complex() else torch.float64)
+    return (V.mH @ V - torch.eye(V.shape[-1])).abs().max().item() if V.numel() else 0.0
+
+
 class Spectrum:
     """A skew-symmetric matrix whose multiples are exact in float32: its entries have 11 bits, and the factors 12."""
 

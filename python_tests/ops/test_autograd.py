@@ -1,4 +1,5 @@
-"""Registration and derivatives: opcheck, gradcheck, second derivatives, transforms, compilers."""
+"""Derivatives of the recurrence, over its cells and options: first, second and third ones, and
+what they need."""
 
 import pytest
 import torch
@@ -12,32 +13,13 @@ from python_tests.samples import (
     recurrence_sample,
     recurrence_samples,
 )
-from python_tests.tiers import quick_where
+from python_tests.samples.operators import Call, draw, function_of, named
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.reference._recurrence import cell_of
 
 SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=3, batch=3, hidden=4))
-
-
-def function_of_leaves(sample, **more):
-    """The call as a function of its differentiable tensors, for gradcheck."""
-    name, _, _, state = sample.args
-    states, bias, kwargs = len(state), sample.kwargs["bias"], dict(sample.kwargs)
-
-    def call(u, R, *rest):
-        state, rest = rest[:states], rest[states:]
-        if bias is not None:
-            kwargs["bias"], *rest = rest
-        for last in ("bias_ih", "weight_ih"):
-            if kwargs.get(last) is not None:
-                *rest, kwargs[last] = rest
-        kwargs["params"] = tuple(rest)
-        h, final = recurrence(name, u, R, state, **kwargs, **more)
-        return (h, *final)
-
-    return call
 
 
 FEW = [
@@ -55,32 +37,15 @@ DIFFERENTIATED = [
 @pytest.mark.sampled
 def test_first_and_second_derivatives(sample):
     """Second derivatives are tested in random directions; the next test uses full matrices."""
-    sample = smooth(sample)
-    leaves = sample.to(torch.float64, requires_grad=True).leaves()
-    assert gradcheck(function_of_leaves(sample), leaves)
-    assert gradcheck(function_of_leaves(sample), leaves, check_forward_ad=True, check_backward_ad=False, fast_mode=True)
-    assert gradgradcheck(function_of_leaves(sample, save_u=True), leaves, fast_mode=True)
+    call = Call("recurrence", *named(smooth(sample).to(torch.float64, requires_grad=True)))
+    leaves, function = list(call.tensors.values()), function_of(call)
+    assert gradcheck(function, leaves)
+    assert gradcheck(function, leaves, check_forward_ad=True, check_backward_ad=False, fast_mode=True)
+    call.options["save_u"] = True
+    assert gradgradcheck(function, leaves, fast_mode=True)
 
 
 WITH_PARAMS = [cell for cell in KERNEL_CELLS if cell_of(cell).params]
-
-
-@pytest.mark.parametrize("cell", WITH_PARAMS)
-def test_constant_params_leave_the_bits_of_the_other_gradients(cell):
-    sample = recurrence_sample(cell, 4, 3, 20, dtype=torch.float32, packed=True, reset=True)
-    sample.kwargs["reset"][0] = False  # so that the initial state has a gradient
-    _, u, R, state = sample.args
-    params, others = sample.kwargs["params"], (u, R, *state)
-
-    def gradients(wanted):
-        for x in (*others, *params):
-            x.requires_grad_(any(x is w for w in wanted))
-        h, final = recurrence(cell, u, R, state, **sample.kwargs)
-        return torch.autograd.grad(h.sin().sum() + final[-1].cos().sum(), wanted)
-
-    alone, both = gradients(others), gradients((*others, *params))
-    assert all(torch.equal(a, b) for a, b in zip(alone, both, strict=False))
-    assert all(d.abs().max() > 0 for d in both)
 
 
 @pytest.mark.parametrize("inputs", [0, 3])
@@ -100,8 +65,10 @@ def test_members_with_constant_params_have_their_own_gradients(cell, inputs):
 @pytest.mark.proof
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_second_derivatives_by_every_element(cell):
-    sample = recurrence_sample(cell, 3, 3, 4, inputs=2, packed=True, reset=True, reverse=True, requires_grad=True)
-    assert gradgradcheck(function_of_leaves(sample, save_u=True), sample.leaves())
+    options = {"inputs": 2, "packed": True, "reset": True, "reverse": True, "requires_grad": True}
+    call = draw("recurrence", 3, 3, 4, cell=cell, **options)
+    call.options["save_u"] = True
+    assert gradgradcheck(function_of(call), list(call.tensors.values()))
 
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
@@ -157,43 +124,6 @@ def test_third_derivative():
     assert gradcheck(second, (u,))
 
 
-WITHOUT_AOT = ("test_schema", "test_autograd_registration", "test_faketensor")
-"""The fast tests of opcheck. "test_aot_dispatch_dynamic" takes seconds and runs for one call of each cell."""
-TRACED = [s for s in SAMPLES if s.name.endswith("-plain")]
-IN_16_BITS = [s.to(torch.bfloat16)._replace(name=f"{s.name}-bfloat16") for s in SAMPLES if s.name.endswith("-plain")]
-
-
-@pytest.mark.parametrize("sample", SAMPLES + IN_16_BITS, ids=lambda s: s.name)
-@pytest.mark.sampled
-def test_opcheck(sample):
-    check_operators(sample, WITHOUT_AOT)
-
-
-@pytest.mark.parametrize("sample", quick_where(lambda s: s.name == "lstm-plain", TRACED), ids=lambda s: s.name)
-def test_opcheck_by_tracing(sample):
-    check_operators(sample, ("test_aot_dispatch_dynamic",))
-
-
-def check_operators(sample, checks):
-    """Runs opcheck on both operators. Only the backward operator has registered derivatives. Tracing it needs the
-    lengths of packed input, which fake tensors lack, so for packed input it is checked without them."""
-    cell, u, R, state = sample.args
-    k = sample.kwargs
-    common = (u, R, list(state), k["bias"], list(k["params"]), k["batch_sizes"], k.get("reset"), k["reverse"])
-    projection = k.get("weight_ih"), k.get("bias_ih")
-    forward = (cell, *common, True, True, *projection, *sample.noise())
-    torch.library.opcheck(torch.ops.rnnkern.recurrence.default, forward, test_utils=checks)
-    h, *rest = torch.ops.rnnkern.recurrence(*forward)
-    final, saved = rest[: len(state)], rest[len(state) :]
-    grad_h, grad_state = torch.randn_like(h), [torch.randn_like(s) for s in final]
-    differentiable = [x.clone().requires_grad_(k["batch_sizes"] is None) for x in (grad_h, u)]
-    args = (cell, differentiable[0], grad_state, differentiable[1], *common[1:], k.get("grad_scale"), h, saved)
-    args = (*args, True, k["bias"] is not None, *projection)
-    for needed in {True, projection[0] is None}:
-        backward = (*args, needed, needed, needed, *sample.noise(), False, needed, 0)
-        torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, backward, test_utils=checks)
-
-
 def again(*args, **kwargs):
     return recurrence(*args, **kwargs, save_gates=False)
 
@@ -218,25 +148,6 @@ def test_gates_computed_again_from_16_bits_are_close(cell, dtype):
     """The recomputation reads h with 16 bits."""
     for inputs in (0, 7):
         check_recurrence(again, draws(recurrence_sample, cell, **LONG | {"steps": 40}, inputs=inputs, dtype=dtype))
-
-
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_a_frozen_weight_or_input_changes_no_other_gradient(cell):
-    """Gradients that are not requested are not computed, and the others do not change."""
-    sample = recurrence_sample(cell, 5, 3, 6, inputs=4, dtype=torch.float32, requires_grad=True)
-    wanted = outputs_and_gradients(recurrence, sample)
-    named = {"u": sample.args[1], "R": sample.args[2], "weight_ih": sample.kwargs["weight_ih"]}
-    named |= {"bias": sample.kwargs["bias"], "bias_ih": sample.kwargs["bias_ih"]}
-    for frozen in named:
-        for name, x in named.items():
-            x.requires_grad_(name != frozen)
-        leaves = {name: x for name, x in named.items() if name != frozen}
-        h, final = recurrence(*sample.args, **sample.kwargs)
-        generator = torch.Generator().manual_seed(0)
-        upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in (h, *final)]
-        gradients = torch.autograd.grad((h, *final), list(leaves.values()), upstream)
-        for name, gradient in zip(leaves, gradients, strict=True):
-            assert torch.equal(gradient, wanted[f"grad of {name}"]), (frozen, name)
 
 
 def test_gradients_of_some_outputs_only():

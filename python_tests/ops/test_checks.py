@@ -1,5 +1,5 @@
-"""The recurrence rejects wrong arguments before it computes anything; messages name the argument, the expected value
-and the actual one."""
+"""The recurrence rejects wrong arguments before it computes anything, with real and fake tensors, over a table of calls
+that are spoilt; messages name the argument, the expected value and the actual one."""
 
 import re
 
@@ -41,7 +41,6 @@ NORMALISED = {"cell": "lstm_layer_norm"}
 SHAPE, KIND = ValueError, TypeError
 F64 = {"dtype": torch.float64}
 META = {"device": "meta"}
-FLOATING = "`u` must have one of the dtypes ..., got "
 MULTIPLE = "the last size of `u` must be G*H, a positive multiple of G = 4 for the cell 'lstm', got "
 PACKED_U = "`u` must be (sum of batch_sizes, G*H) when `batch_sizes` is given, got "
 F32 = " must be of dtype torch.float32 like `u`, got torch."
@@ -53,27 +52,13 @@ SCALES = "`grad_scale` must be (T,) = (3,) or (T, B) = (3, 2), got "
 REFUSED = [
     # the cell
     ({}, {"cell": "elman"}, SHAPE, "`cell` must be one of ['complex_modrelu', ... rnnkern.cell made, got 'elman'"),
-    ({}, {"cell": None}, SHAPE, "`cell` must be one of [...], or what rnnkern.cell made, got None"),
     # u
-    ({}, {"u": [0.0]}, KIND, "`u` must be a tensor, got list"),
-    ({}, {"u": zeros(T, B, 4 * H, dtype=torch.int64)}, KIND, FLOATING + "torch.int64"),
-    ({}, {"u": zeros(T, B, 4 * H, dtype=torch.complex64)}, KIND, FLOATING + "torch.complex64"),
-    ({}, {"u": zeros(T, 4 * H)}, SHAPE, "`u` must be (T, B, G*H), got (3, 16)"),
-    ({}, {"u": zeros(1, T, B, 4 * H)}, SHAPE, "`u` must be (T, B, G*H), got (1, 3, 2, 16)"),
+    ({}, {"u": zeros(T, B, 4 * H) + 0j}, KIND, "`u` must have one of the dtypes ..., got torch.complex64"),
     (PACKED, {"u": zeros(4, 1, 4 * H)}, SHAPE, PACKED_U + "(4, 1, 16)"),
     ({}, {"u": zeros(T, B, 4 * H + 1)}, SHAPE, MULTIPLE + "(3, 2, 17)"),
     ({}, {"u": zeros(T, B, 0)}, SHAPE, MULTIPLE + "(3, 2, 0)"),
-    ({}, {"u": zeros(T, B, 4 * H, **F64)}, KIND, "`R` must be of dtype torch.float64 like `u`, got torch.float32"),
-    ({}, {"u": zeros(T, B, 4 * H, **META)}, KIND, "`R` must be on meta like `u`, got cpu"),
     # R
-    ({}, {"R": None}, KIND, "`R` must be a tensor, got NoneType"),
-    ({}, {"R": zeros(4 * H, H, **F64)}, KIND, "`R`" + F32 + "float64"),
-    ({}, {"R": zeros(4 * H, H, dtype=torch.int32)}, KIND, "`R`" + F32 + "int32"),
-    ({}, {"R": zeros(4 * H, H, **META)}, KIND, "`R` must be on cpu like `u`, got meta"),
     ({}, {"R": zeros(H, 4 * H)}, SHAPE, "`R` must be (G*H, H) = (16, 4), got (4, 16)"),
-    ({}, {"R": zeros(4 * H, H + 1)}, SHAPE, "`R` must be (G*H, H) = (16, 4), got (16, 5)"),
-    ({}, {"R": zeros(4 * H * H)}, SHAPE, "`R` must be (G*H, H) = (16, 4), got (64,)"),
-    ({}, {"R": zeros(1, 1, 4 * H, H)}, SHAPE, "`R` must be (G*H, H) = (16, 4), got (1, 1, 16, 4)"),
     ({}, {"R": zeros(K, 4 * H // K, H)}, SHAPE, "`R` must be (K, G*D, D) = (2, 8, 2), got (2, 8, 4)"),
     ({}, {"R": zeros(3, 8, 2)}, SHAPE, "`R` has 3 heads, which must divide H = 4, got (3, 8, 2)"),
     ({}, {"R": zeros(0, 8, 2)}, SHAPE, "`R` has 0 heads, which must divide H = 4, got (0, 8, 2)"),
@@ -82,39 +67,21 @@ REFUSED = [
     (PROJECTED, {"R": zeros(4 * H, H)}, SHAPE, "`R` must be (G*H, P) = (16, 3), got (16, 4)"),
     (NORMALISED, {"R": zeros(K, 4 * H // K, H // K)}, SHAPE,
      "`R` of the cell 'lstm_layer_norm' must be dense, got heads (2, 8, 2)"),
-    ({"cell": "gru_layer_norm"}, {"R": zeros(1, 3 * H, H)}, SHAPE,
-     "`R` of the cell 'gru_layer_norm' must be dense, got heads (1, 12, 4)"),
     # state
     ({}, {"state": zeros(2, B, H)}, KIND, "`state` must be a tuple of tensors, got ...Tensor"),
-    ({}, {"state": None}, KIND, "`state` must be a tuple of tensors, got NoneType"),
     ({}, {"state": iter((zeros(B, H),))}, KIND, "`state` must be a tuple of tensors, got tuple_iterator"),
     ({}, {"state": (zeros(B, H),)}, SHAPE, "`state` of the cell 'lstm' must be (h0, c0), 2 tensors, got 1"),
-    (MODRELU, {"state": (zeros(B, H),) * 2}, SHAPE, "`state` of the cell 'modrelu' must be (h0), 1 tensors, got 2"),
-    ({}, {"state": (zeros(B, H), None)}, KIND, "`state[1]` must be a tensor, got NoneType"),
-    ({}, {"state": (zeros(B, H), zeros(B, H, **F64))}, KIND, "`state[1]`" + F32 + "float64"),
-    ({}, {"state": (zeros(B, H, **META), zeros(B, H))}, KIND, "`state[0]` must be on cpu like `u`, got meta"),
-    ({}, {"state": (zeros(B * H), zeros(B, H))}, SHAPE, "`state[0]` must be (B, H), got (8,)"),
     ({}, {"state": (zeros(B + 1, H), zeros(B, H))}, SHAPE, "`state[0]` must be (B, H) = (2, 4), got (3, 4)"),
-    ({}, {"state": (zeros(B, H), zeros(1, H))}, SHAPE, "`state[1]` must be (B, H) = (2, 4), got (1, 4)"),
     ({}, {"state": (zeros(B, H), zeros(H, B))}, SHAPE, "`state[1]` must be (B, H) = (2, 4), got (4, 2)"),
-    (PACKED, {"state": (zeros(B, H), zeros(B + 1, H))}, SHAPE, "`state[1]` must be (B, H) = (2, 4), got (3, 4)"),
     (PROJECTED, {"state": (zeros(B, H), zeros(B, H))}, SHAPE, "`state[0]` must be (B, P) = (2, 3), got (2, 4)"),
     # bias
-    ({}, {"bias": 0.0}, KIND, "`bias` must be a tensor, got float"),
-    ({}, {"bias": zeros(4 * H, dtype=torch.bfloat16)}, KIND, "`bias`" + F32 + "bfloat16"),
-    ({}, {"bias": zeros(4 * H, **META)}, KIND, "`bias` must be on cpu like `u`, got meta"),
-    ({}, {"bias": zeros(H)}, SHAPE, "`bias` must be (G*H,) = (16,), got (4,)"),
-    ({}, {"bias": zeros(4, H)}, SHAPE, "`bias` must be (G*H,) = (16,), got (4, 4)"),
     # params
     (MODRELU, {"params": zeros(1, H)}, KIND, "`params` must be a tuple of tensors, got ...Tensor"),
     (MODRELU, {"params": ()}, SHAPE, ONE_PARAM + "0"),
     (MODRELU, {"params": (zeros(H), zeros(H))}, SHAPE, ONE_PARAM + "2"),
     ({}, {"params": (zeros(H),)}, SHAPE, "`params` of the cell 'lstm' must be (), 0 tensors, got 1"),
     (MODRELU, {"params": (0.1,)}, KIND, "`params[0]` must be a tensor, got float"),
-    (MODRELU, {"params": (zeros(H, **F64),)}, KIND, "`params[0]`" + F32 + "float64"),
-    (MODRELU, {"params": (zeros(H, **META),)}, KIND, "`params[0]` must be on cpu like `u`, got meta"),
     (MODRELU, {"params": (zeros(H + 1),)}, SHAPE, "`params[0]` must be (H,), ... modrelu_bias, = (4,), got (5,)"),
-    ({"cell": "euler"}, {"params": (zeros(1),)}, SHAPE, "`params[0]` must be (H,), the cell's dt, = (4,), got (1,)"),
     (PROJECTED, {"params": (zeros(H),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (4,)"),
     (PROJECTED, {"params": (zeros(0, H),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (0, 4)"),
     (PROJECTED, {"params": (zeros(H, H - 1),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (4, 3)"),
@@ -122,34 +89,18 @@ REFUSED = [
      "`params` of the cell 'lstm_layer_norm' must be (weight_ln_hh, weight_ln_c, bias_ln_c), 3 tensors, got 1"),
     (NORMALISED, {"params": (zeros(H),) * 3}, SHAPE,
      "`params[0]` must be (G*H,), the cell's weight_ln_hh, = (16,), got (4,)"),
-    (NORMALISED, {"params": (zeros(4 * H),) * 3}, SHAPE,
-     "`params[1]` must be (H,), the cell's weight_ln_c, = (4,), got (16,)"),
     # batch_sizes
-    (PACKED, {"batch_sizes": [2, 1, 1]}, KIND, INT64 + "list"),
-    (PACKED, {"batch_sizes": torch.tensor([2, 1, 1], dtype=torch.int32)}, KIND, INT64 + "(torch.int32, ..."),
-    (PACKED, {"batch_sizes": torch.tensor([2.0, 1.0, float("nan")])}, KIND, INT64 + "(torch.float32, ..."),
     (PACKED, {"batch_sizes": zeros(3, dtype=torch.int64, **META)}, KIND,
      INT64 + "(torch.int64, device(type='meta'))"),
     (PACKED, {"batch_sizes": torch.tensor([[2], [1], [1]])}, SHAPE, "`batch_sizes` must be (T,), got (3, 1)"),
-    (PACKED, {"batch_sizes": torch.tensor(4)}, SHAPE, "`batch_sizes` must be (T,), got ()"),
     # reset
     ({}, {"reset": True}, KIND, "`reset` must be a bool tensor, got bool"),
-    ({}, {"reset": zeros(T, B)}, KIND, "`reset` must be a bool tensor, got torch.float32"),
-    ({}, {"reset": zeros(T, B, dtype=torch.uint8)}, KIND, "`reset` must be a bool tensor, got torch.uint8"),
-    ({}, {"reset": zeros(T, B, dtype=torch.bool, **META)}, KIND, "`reset` must be on cpu like `u`, got meta"),
-    ({}, {"reset": zeros(B, T, dtype=torch.bool)}, SHAPE, "`reset` must be (T, B) = (3, 2), got (2, 3)"),
-    ({}, {"reset": zeros(T, dtype=torch.bool)}, SHAPE, "`reset` must be (T, B) = (3, 2), got (3,)"),
-    (PACKED, {"reset": zeros(4, dtype=torch.bool)}, SHAPE, "`reset` must be (T, B) = (3, 2), got (4,)"),
     # grad_scale
     ({}, {"grad_scale": 0.5}, KIND, "`grad_scale` must be a tensor, got float"),
     ({}, {"grad_scale": zeros(T, **F64)}, KIND, "`grad_scale`" + F32 + "float64"),
-    ({}, {"grad_scale": zeros(T, dtype=torch.bool)}, KIND, "`grad_scale`" + F32 + "bool"),
-    ({}, {"grad_scale": zeros(T, **META)}, KIND, "`grad_scale` must be on cpu like `u`, got meta"),
     ({}, {"grad_scale": zeros(B)}, SHAPE, SCALES + "(2,)"),
     ({}, {"grad_scale": zeros(T, 1)}, SHAPE, SCALES + "(3, 1)"),
-    (PACKED, {"grad_scale": zeros(4)}, SHAPE, SCALES + "(4,)"),
     # flags
-    ({}, {"reverse": 1}, KIND, "`reverse` must be a bool, got 1"),
     ({}, {"reverse": None}, KIND, "`reverse` must be a bool, got None"),
     ({}, {"save_gates": "yes"}, KIND, "`save_gates` must be a bool, got 'yes'"),
     ({}, {"save_u": None}, KIND, "`save_u` must be a bool, got None"),
@@ -159,12 +110,9 @@ GROWS = "`batch_sizes` must not increase and must start with at most B = 2, the 
 # Wrong lengths; fake tensors have no values to check.
 REFUSED_VALUES = [
     ([1, 2, 1], GROWS + "[1, 2, 1]"),
-    ([2, 0, 2], GROWS + "[2, 0, 2]"),
     ([3, 1, 0], GROWS + "[3, 1, 0]"),
     ([2, 2, -1], "`batch_sizes` must not be negative, got [2, 2, -1]"),
-    ([-1, -1, -2], "`batch_sizes` must not be negative, got [-1, -1, -2]"),
     ([2, 1, 0], "`batch_sizes` must sum to the rows of `u`, 4, got a sum of 3"),
-    ([2, 2, 1], "`batch_sizes` must sum to the rows of `u`, 4, got a sum of 5"),
     ([], "`batch_sizes` must sum to the rows of `u`, 4, got a sum of 0"),
 ]
 VALUES = [
@@ -255,41 +203,19 @@ def raw(base, change):
     return torch.ops.rnnkern.recurrence.default(*(a[name] for name in names))
 
 
-# Arguments that the kernel itself must reject, because it would read or write out of bounds.
+# Arguments that the kernel itself must reject, because it would read or write out of bounds, besides those of
+# test_unsafe_arguments.py.
 UNSAFE = [
     ({}, {"cell": "elman"}, "the cell `elman` has no kernel"),
-    ({}, {"u": zeros(T, 4 * H)}, "`u` must be (T, B, C), or (rows, C) with `batch_sizes`; it has 2 dimensions"),
-    ({}, {"u": zeros(T, B, 4 * H - 4)}, "`u` must have G*H = 16 columns"),
-    ({}, {"u": zeros(T, B + 1, 4 * H)}, "`u` must have B = 2 like the state, got 3"),
-    ({}, {"u": zeros(T, B, 4 * H, dtype=torch.bfloat16)}, "`R` is of another dtype"),
-    ({}, {"R": zeros(4 * H - 1, H)}, "`R` must have 64 elements, got 60"),
     ({}, {"R": zeros(3, 8, 2)}, "`R` does not fit"),
     ({}, {"R": zeros(0, 8, 2)}, "`R` does not fit"),
     ({}, {"state": ()}, "wrong number of tensors in `state`"),
-    ({}, {"state": (zeros(B, H),)}, "wrong number of tensors in `state`"),
-    ({}, {"state": (zeros(B, H), zeros(B - 1, H))}, "`state` must have 8 elements, got 4"),
     ({}, {"state": (zeros(B * H), zeros(B, H))}, "must be (B, H)"),
-    ({}, {"bias": zeros(H)}, "`bias` must have 16 elements, got 4"),
     ({}, {"bias": zeros(5 * H)}, "`bias` must have 16 elements, got 20"),
     (MODRELU, {"params": ()}, "wrong number of tensors in `state` or `params`"),
     (MODRELU, {"params": (zeros(1),)}, "`params` must have 4 elements, got 1"),
-    ({}, {"reset": zeros(T - 1, B, dtype=torch.bool)}, "`reset` must have 6 elements, got 4"),
-    (PACKED, {"batch_sizes": torch.tensor([1, 2, 1])}, "`batch_sizes` must not increase"),
     (PACKED, {"batch_sizes": torch.tensor([3, 1, 0])}, "`batch_sizes` must not increase from B = 2"),
     (PACKED, {"batch_sizes": torch.tensor([2, 2, -1])}, "`batch_sizes` must not increase"),
-    (PACKED, {"batch_sizes": torch.tensor([2, 2, 1])}, "`batch_sizes` must sum to the rows of `u`"),
-    (PACKED, {"batch_sizes": torch.tensor([2, 1])}, "`batch_sizes` must sum to the rows of `u`"),
-]  # fmt: skip
-
-
-# Wrong dtypes: these calls stay within bounds, but similar ones would not.
-UNSAFE += [
-    ({}, {"R": zeros(4 * H, H, **F64)}, "`R`"),
-    ({}, {"state": (zeros(B, H), zeros(B, H, **F64))}, "`state`"),
-    ({}, {"bias": zeros(4 * H, **F64)}, "`bias`"),
-    (MODRELU, {"params": (zeros(H, **F64),)}, "`params`"),
-    ({}, {"reset": zeros(T, B)}, "`reset`"),
-    (PACKED, {"batch_sizes": torch.tensor([2, 0, 1, 0, 1, 0], dtype=torch.int32)[:T]}, "`batch_sizes`"),
     (PACKED, {"batch_sizes": torch.tensor([[2, 1], [1, 0], [0, 0]])}, "`batch_sizes`"),
 ]
 
@@ -300,54 +226,3 @@ def test_the_kernel_refuses_unsafe_arguments(row):
     raw(base, {})
     with pytest.raises(RuntimeError, match=re.escape(message)):
         raw(base, change)
-
-
-def raw_backward(**change):
-    arguments = good()
-    common = [arguments[name] for name in ("u", "R", "state", "bias", "params")]
-    h, h_n, c_n, *saved = torch.ops.rnnkern.recurrence.default("lstm", *common, None, None, False, True, True)
-    a = {"grad_h": h, "grad_state": [h_n, c_n], "grad_scale": None, "h": h, "saved": saved, **change}
-    before, after = (a["grad_h"], a["grad_state"]), (a["grad_scale"], a["h"], a["saved"])
-    return torch.ops.rnnkern.recurrence_backward.default(
-        "lstm",
-        *before,
-        *common,
-        None,
-        None,
-        False,
-        *after,
-        True,
-        True,
-        None,
-        None,
-        True,
-        True,
-        True,
-        None,
-        0.0,
-        None,
-        None,
-        False,
-        True,
-        0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"grad_h": zeros(T, B, H - 1)}, "`grad_h` must have 24 elements, got 18"),
-        ({"grad_state": [zeros(B, H)]}, "wrong `grad_state`"),
-        ({"grad_state": [zeros(B, H), zeros(H)]}, "`grad_state` must have 8 elements, got 4"),
-        ({"grad_scale": zeros(T - 1)}, "`grad_scale` must have 3 elements, got 2"),
-        ({"grad_scale": zeros(T, 1)}, "`grad_scale` must have 6 elements, got 3"),
-        ({"h": zeros(T, H)}, "`h` must have 24 elements, got 12"),
-        ({"saved": []}, "wrong `saved`"),
-        ({"saved": [zeros(T, B, H), zeros(T, B, H)]}, "`saved` must have 96 elements, got 24"),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
-def test_the_backward_kernel_refuses_unsafe_arguments(change, message):
-    raw_backward()
-    with pytest.raises(RuntimeError, match=re.escape(message)):
-        raw_backward(**change)

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from python_tests.ops import relevancy_sample, sab_calls
-from python_tests.ops.test_every_operator import CALLS, results
 from python_tests.samples import outputs_and_gradients, recurrence_sample, takes
+from python_tests.samples.operators import draw, results
 from rnnkern import ops, reference
 from rnnkern.ops._orthogonal import householder
 from rnnkern.ops._recurrence.facts import saved_by
@@ -90,40 +89,32 @@ def attention(queries, slots, key_size, value_size):
 
 
 def by_relevancy(**options):
-    call = relevancy_sample.call_of("lstm", T, B, H, buffer_size=3, relevant_size=2, **options)
-    _, _, R, _, (W_a, U_a, _) = call.args
-    wanted = 2 * T * B * (3 * R.numel() + 4 * (W_a.numel() + U_a.numel())) + attention(T * B, 3 + 2, H, H)
-    return lambda: ops.relevancy_recurrence(*call.args, **call.kwargs)[0].sum().backward(), wanted
+    call = draw("relevancy_recurrence", T, B, H, cell="lstm", buffer_size=3, relevant_size=2, **options)
+    R, W_a, U_a = (call.tensors[name].numel() for name in ("R", "W_a", "U_a"))
+    return call, 2 * T * B * (3 * R + 4 * (W_a + U_a)) + attention(T * B, 3 + 2, H, H)
 
 
 def by_sab(width):
-    call = sab_calls.make(T, B, H, width, attend_every=2).to(torch.float64)
+    call = draw("sab_recurrence", T, B, H, width, attend_every=2)
     memories, key_size = 1 + T // 2, width or H
     products = T * B * 4 * H * H + B * (T + memories) * H * (width or 0)
-    wanted = 4 * 2 * products + attention(T * B, memories, key_size, H)
-    return lambda: sab_calls.outcomes(ops.sab_recurrence, call), wanted
-
-
-def by_gather_attention():
-    call = CALLS["gather_attention"]()
-    return lambda: results(ops.gather_attention, call), attention(2 * 5, 4, 9, 9)
+    return call, 4 * 2 * products + attention(T * B, memories, key_size, H)
 
 
 def by_reference(name, less=0, **options):
-    call = CALLS[name](**options)
-    return lambda: results(getattr(ops, name), call), flops(lambda: results(getattr(reference, name), call)) - less
+    call = draw(name, **options)
+    return call, flops(lambda: results(getattr(reference, name), call)) - less
 
 
 def by_skew_exp(size, dtype, products):
-    call = CALLS["skew_exp"](size, size, dtype=dtype)
-    return lambda: results(ops.skew_exp, call), products * 2 * size**3
+    return draw("skew_exp", size, dtype=dtype), products * 2 * size**3
 
 
 def by_householder():
-    (V,), _ = call = CALLS["householder_product"]()
+    call = draw("householder_product")
+    V = call.tensors["V"]
     Q, *kept = householder.forward(V, True)
-    wanted = flops(lambda: (householder.forward(V, True), householder.backward(Q, V, *kept)))
-    return lambda: results(ops.householder_product, call), wanted
+    return call, flops(lambda: (householder.forward(V, True), householder.backward(Q, V, *kept)))
 
 
 CASES = {
@@ -131,7 +122,7 @@ CASES = {
     "relevancy_recurrence, concat": lambda: by_relevancy(combine="concat"),
     "sab_recurrence": lambda: by_sab(None),
     "sab_recurrence, mlp": lambda: by_sab(6),
-    "gather_attention": by_gather_attention,
+    "gather_attention": lambda: (draw("gather_attention"), attention(2 * 5, 4, 9, 9)),
     "similarity, two": lambda: by_reference("similarity", two=True, values=3),
     "similarity": lambda: by_reference("similarity", values=3, less=2 * 3 * 6 * 6 * 10),  # one product for both sides
     "schur_weight": lambda: by_reference("schur_weight"),
@@ -140,13 +131,13 @@ CASES = {
     "skew_exp, float64": lambda: by_skew_exp(17, torch.float64, 4 + 7),
     "skew_exp, small": lambda: by_skew_exp(9, torch.float64, 4 + 4 + 7),
 } | {
-    name: lambda name=name: (lambda: results(getattr(ops, name), CALLS[name]()), 0)
+    name: lambda name=name: (draw(name), 0)
     for name in ("linear_scan", "moment_filter", "givens_product", "givens_recurrence")
 }  # fmt: skip
-"""Each makes a call and its FLOPs."""
+"""Each draws a call and counts its FLOPs."""
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_counts_its_products(name):
-    run, wanted = CASES[name]()
-    assert flops(run) == wanted
+    call, wanted = CASES[name]()
+    assert flops(lambda: results(getattr(ops, call.name), call)) == wanted

@@ -35,16 +35,6 @@ def test_no_norm_is_above_what_its_scheme_serves(kind, size, dtype):
     check(torch.stack([of_norm(S, rho) for rho in norms]).to(dtype))
 
 
-@settings(max_examples=150)
-@given(
-    kind=st.sampled_from(sorted(KINDS)), size=st.integers(1, 80), log=st.floats(-4, 3), seed=st.integers(0, 2**31),
-    double=st.booleans(),
-)  # fmt: skip
-def test_no_norm_of_any_size(kind, size, log, seed, double):
-    torch.manual_seed(seed)
-    check(of_norm(KINDS[kind](size), 10**log).to(torch.float64 if double else torch.float32))
-
-
 @settings(max_examples=100)
 @given(
     sigma=st.lists(st.floats(0, 1), min_size=1, max_size=40), log=st.floats(-2, 2), seed=st.integers(0, 2**31),

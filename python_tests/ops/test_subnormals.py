@@ -8,7 +8,7 @@ import platform
 import pytest
 import torch
 
-from python_tests.ops.test_every_operator import CALLS, results
+from python_tests.samples.operators import OPERATORS, draw, results
 from python_tests.tiers import each_level
 from rnnkern import ops
 from rnnkern.ops import linear_scan, recurrence
@@ -40,11 +40,10 @@ def check_setting(call):
     assert setting() == before
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_operators_leave_the_setting(name, caller):
-    sizes = {"linear_scan": (50, 40, 40), "moment_filter": (50, 40, 40), "skew_exp": (64, 9, 9)}.get(name, ())
-    dtype = {} if name == "householder_product" else {"dtype": torch.float32}
-    check_setting(lambda: results(getattr(ops, name), CALLS[name](*sizes, **dtype)))
+    sizes = {"linear_scan": (50, 40, 40), "moment_filter": (50, 40, 40), "skew_exp": (9, (64,))}.get(name, ())
+    check_setting(lambda: results(getattr(ops, name), draw(name, *sizes, dtype=torch.float32)))
 
 
 @each_level

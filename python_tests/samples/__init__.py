@@ -9,6 +9,7 @@ from python_tests.samples.agreement import (
     nudged,
     numbered,
     triples,
+    with_gradients,
 )
 from python_tests.samples.covering import covering_rows
 from python_tests.samples.gather_attention import gather_outputs_and_gradients, gather_sample
@@ -22,7 +23,6 @@ from python_tests.samples.linear_scan import (
     Scan,
     scan_outputs_and_gradients,
     scan_sample,
-    scan_samples,
 )
 from python_tests.samples.moment_filter import (
     FILTER_OPTIONS,
@@ -31,7 +31,7 @@ from python_tests.samples.moment_filter import (
     filter_sample,
     filtered,
 )
-from python_tests.samples.orthogonal import givens_sample, householder_sample, schur_leaves
+from python_tests.samples.orthogonal import givens_sample, schur_leaves
 from python_tests.samples.recurrence import (
     DENSE,
     RECURRENCE_OPTIONS,
@@ -74,7 +74,6 @@ __all__ = [
     "gather_sample",
     "givens_recurrence_sample",
     "givens_sample",
-    "householder_sample",
     "mostly",
     "nudged",
     "numbered",
@@ -83,10 +82,10 @@ __all__ = [
     "recurrence_samples",
     "scan_outputs_and_gradients",
     "scan_sample",
-    "scan_samples",
     "schur_leaves",
     "similarity_outputs_and_gradients",
     "similarity_sample",
     "takes",
     "triples",
+    "with_gradients",
 ]

@@ -58,6 +58,22 @@ def assert_same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> 
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
+def with_gradients(results: Mapping[str, Tensor], leaves: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """Results by name, and the gradients of leaves for random gradients of the results; zeros where none flow."""
+    generator = torch.Generator().manual_seed(seed)
+    flowing, upstream = [], []
+    for y in results.values():
+        drawn = torch.randn(y.shape, generator=generator, dtype=torch.complex128 if y.is_complex() else torch.float64)
+        if y.requires_grad:
+            flowing.append(y)
+            upstream.append(drawn.to(y))
+    gradients = [torch.zeros_like(x) for x in leaves.values()]
+    if flowing:
+        gradients = torch.autograd.grad(flowing, list(leaves.values()), upstream, materialize_grads=True)
+    named = {name: y.detach() for name, y in results.items()}
+    return named | {f"grad of {name}": g for name, g in zip(leaves, gradients, strict=True)}
+
+
 def mostly(calls: Iterable[tuple[bool, dict[str, Triple]]]) -> Iterator[dict[str, Triple]]:
     """Results of the calls that took the same decisions as the reference, such as which events are selected. Where two
     scores are equal but for rounding they may differ, but seldom: the third time is an error."""

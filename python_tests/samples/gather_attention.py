@@ -14,7 +14,6 @@ def gather_sample(
     hidden: int = 9,
     *,
     dtype: torch.dtype = torch.float64,
-    requires_grad: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Random (q, u, h, idx, v) for :func:`rnnkern.ops.gather_attention`, drawn from torch's generator. The lists
     contain -1, a repeated memory, and in each sample an empty list. Scores are of order 1, so that no weight is all."""
@@ -24,7 +23,7 @@ def gather_sample(
     if slots > 2:
         idx[..., 1], idx[..., 2] = idx[..., 0], (idx[..., 0] + 1) % memories
     idx[:, :1] = -1
-    q, u, h, v = (x.to(dtype).requires_grad_(requires_grad) for x in (q, u, h, v))
+    q, u, h, v = (x.to(dtype) for x in (q, u, h, v))
     return q, u, h, idx, v
 
 

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from python_tests.samples.linear_scan import packed_sizes
+
 
 class GivensCall(NamedTuple):
     """One call ``rnnkern.ops.givens_recurrence(**tensors, **kwargs)``."""
@@ -39,19 +41,17 @@ def givens_recurrence_sample(
     layers: int = 3,
     *,
     style: str = "tunable",
-    packed: bool = False,
+    packed: bool | Tensor = False,
     reset: bool = False,
     reverse: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> GivensCall:
     """Random arguments for :func:`rnnkern.ops.givens_recurrence`, drawn from torch's generator; with phases if the
-    dtype is complex. Packed lengths decrease evenly from ``steps`` to 0."""
-    kwargs: dict[str, Any] = {"style": style, "batch_sizes": None, "reset": None, "reverse": reverse}
-    rows = (steps, batch)
-    if packed:
-        lengths = torch.linspace(steps, 0, batch).round().long()
-        kwargs["batch_sizes"] = (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
-        rows = (int(kwargs["batch_sizes"].sum()),)
+    dtype is complex. Packed lengths decrease evenly from ``steps`` to 0, unless ``packed`` is the ``batch_sizes``
+    themselves."""
+    batch_sizes = packed_sizes(packed, steps, batch, 0)
+    rows = (steps, batch) if batch_sizes is None else (int(batch_sizes.sum()),)
+    kwargs: dict[str, Any] = {"style": style, "batch_sizes": batch_sizes, "reset": None, "reverse": reverse}
     if reset:
         kwargs["reset"] = torch.rand(steps, batch) < 0.3
     drawn = torch.complex128 if dtype.is_complex else torch.float64

@@ -1,10 +1,11 @@
 """Samples of linear_scan."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from python_tests.samples.agreement import with_gradients
 
 
 class Scan(NamedTuple):
@@ -19,12 +20,12 @@ class Scan(NamedTuple):
         """The tensors that gradients flow to."""
         return {name: y for name, y in zip(("a", "x", "state"), self[:3], strict=True) if y is not None}
 
-    def to(self, dtype: torch.dtype, requires_grad: bool = False) -> "Scan":
+    def to(self, dtype: torch.dtype) -> "Scan":
         """The same values in a dtype; complex values in the complex dtype of that precision."""
         dtype = dtype.to_complex() if self.x.is_complex() and not dtype.is_complex else dtype
 
         def cast(y):
-            return None if y is None else y.detach().to(dtype, copy=True).requires_grad_(requires_grad)
+            return None if y is None else y.detach().to(dtype, copy=True)
 
         return Scan(*map(cast, self[:3]), self.kwargs)
 
@@ -52,6 +53,14 @@ SCAN_OPTIONS = {
 """Options of :func:`scan_sample` besides sizes."""
 
 
+def packed_sizes(packed: bool | Tensor, steps: int, batch: int, least: int) -> Tensor | None:
+    """``batch_sizes`` of lengths that decrease evenly from ``steps`` to ``least``, those that are given, or None."""
+    if isinstance(packed, Tensor) or not packed:
+        return packed if isinstance(packed, Tensor) else None
+    lengths = torch.linspace(steps, least, batch).round().long()
+    return (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
+
+
 def scan_sample(
     steps: int = 5,
     batch: int = 3,
@@ -59,21 +68,18 @@ def scan_sample(
     *,
     per_step: bool = False,
     initial: bool = True,
-    packed: bool = False,
+    packed: bool | Tensor = False,
     reset: bool = False,
     reverse: bool = False,
     dtype: torch.dtype = torch.float64,
-    requires_grad: bool = False,
 ) -> Scan:
     """Random arguments for :func:`rnnkern.ops.linear_scan`, drawn from torch's generator: factors have magnitudes from
-    0.5 to 1 and any sign or phase. Packed lengths decrease evenly from ``steps`` to 1."""
-    if packed and not initial and not steps:
+    0.5 to 1 and any sign or phase. Packed lengths decrease evenly from ``steps`` to 1, unless ``packed`` is the
+    ``batch_sizes`` themselves."""
+    if packed is True and not initial and not steps:
         batch = 0  # the arguments do not determine it
-    batch_sizes, rows = None, (steps, batch)
-    if packed:
-        lengths = torch.linspace(steps, min(steps, 1), batch).round().long()
-        batch_sizes = (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
-        rows = (int(batch_sizes.sum()),)
+    batch_sizes = packed_sizes(packed, steps, batch, min(steps, 1))
+    rows = (steps, batch) if batch_sizes is None else (int(batch_sizes.sum()),)
     drawn = dtype if dtype.is_complex else torch.float64
     a = torch.randn(*(rows if per_step else ()), channels, dtype=drawn)
     a = a / a.abs().clamp_min(1e-6) * (0.5 + 0.5 * torch.rand(a.shape))
@@ -81,29 +87,11 @@ def scan_sample(
     kwargs = {"batch_sizes": batch_sizes, "reverse": reverse}
     if reset:
         kwargs["reset"] = torch.rand(steps, batch) < 0.3
-    return Scan(a, x, h0 if initial else None, kwargs).to(dtype, requires_grad)
-
-
-def scan_samples(**sizes: Any) -> Iterator[tuple[str, Scan]]:
-    """A sample for every option in ``SCAN_OPTIONS``, with its name; ``sizes`` as in :func:`scan_sample`."""
-    for name, options in SCAN_OPTIONS.items():
-        yield name, scan_sample(**{**sizes, **options})
+    return Scan(a, x, h0 if initial else None, kwargs).to(dtype)
 
 
 def scan_outputs_and_gradients(op: Any, sample: Scan, seed: int = 0) -> dict[str, Tensor]:
     """Runs a call and its backward pass with random gradients of h and the final state; returns all results by name."""
     leaves = {name: y.detach().requires_grad_() for name, y in sample.leaves().items()}
     h, last = op(**leaves, **sample.kwargs)
-    generator = torch.Generator().manual_seed(seed)
-    upstream = [
-        torch.randn(*y.shape, 2 if y.is_complex() else 1, generator=generator, dtype=torch.float64) for y in (h, last)
-    ]
-    upstream = [torch.view_as_complex(g) if h.is_complex() else g.squeeze(-1) for g in upstream]
-    upstream = [g.to(y) for g, y in zip(upstream, (h, last), strict=True)]
-    pairs = [(y, g) for y, g in zip((h, last), upstream, strict=True) if y.requires_grad]  # perhaps none
-    gradients = [torch.zeros_like(y) for y in leaves.values()]
-    if pairs:
-        outputs, upstream = zip(*pairs, strict=True)
-        gradients = torch.autograd.grad(outputs, list(leaves.values()), upstream, materialize_grads=True)
-    found = {"h": h.detach(), "final state": last.detach()}
-    return {**found, **{f"grad of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
+    return with_gradients({"h": h, "final state": last}, leaves, seed)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from python_tests.samples.agreement import with_gradients
 from python_tests.samples.linear_scan import scan_sample
 
 
@@ -20,12 +21,12 @@ class Filtering(NamedTuple):
         """The tensors that gradients flow to."""
         return {name: y for name, y in zip(("u", "v0", "q0"), self[:3], strict=True) if y is not None}
 
-    def to(self, dtype: torch.dtype, requires_grad: bool = False) -> "Filtering":
+    def to(self, dtype: torch.dtype) -> "Filtering":
         """The same values in a dtype; states stay in float32 for 16-bit dtypes."""
         wide = torch.promote_types(dtype, torch.float32)
 
         def cast(y, dtype):
-            return None if y is None else y.detach().to(dtype, copy=True).requires_grad_(requires_grad)
+            return None if y is None else y.detach().to(dtype, copy=True)
 
         u, v0, q0, kwargs = self
         return Filtering(cast(u, dtype), cast(v0, wide), cast(q0, wide), kwargs)
@@ -60,27 +61,18 @@ def filter_sample(
     s: float = 0.7,
     beta: float | None = 0.9,
     dtype: torch.dtype = torch.float64,
-    requires_grad: bool = False,
-    **layout: bool,
+    **layout: Any,
 ) -> Filtering:
     """Random arguments for :func:`rnnkern.ops.moment_filter`, drawn from torch's generator; ``layout`` as in
     :func:`scan_sample`."""
     _, u, v0, kwargs = scan_sample(steps, batch, channels, **layout)
     q0 = None if v0 is None or beta is None else torch.rand_like(v0)
     kwargs |= {"mu": mu, "s": s, "beta": beta, "eps": 0.05}
-    return Filtering(u, v0, q0, kwargs).to(dtype, requires_grad)
+    return Filtering(u, v0, q0, kwargs).to(dtype)
 
 
 def filter_outputs_and_gradients(op: Any, sample: Filtering, seed: int = 0) -> dict[str, Tensor]:
     """Runs a call and its backward pass with random gradients of all results; returns all results by name."""
     leaves = {name: y.detach().requires_grad_() for name, y in sample.leaves().items()}
     outputs = {name: y for name, y in zip("yvq", filtered(op, **leaves, **sample.kwargs), strict=True) if y is not None}
-    generator = torch.Generator().manual_seed(seed)
-    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in outputs.values()]
-    pairs = [(y, g) for y, g in zip(outputs.values(), upstream, strict=True) if y.requires_grad]  # fewer without steps
-    gradients = [torch.zeros_like(y) for y in leaves.values()]
-    if pairs:
-        outputs_of, upstream = zip(*pairs, strict=True)
-        gradients = torch.autograd.grad(outputs_of, list(leaves.values()), upstream, materialize_grads=True)
-    found = {name: y.detach() for name, y in outputs.items()}
-    return {**found, **{f"grad of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
+    return with_gradients(outputs, leaves, seed)

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from python_tests.samples.agreement import with_gradients
+
 
 class SimilarityCall(NamedTuple):
     """``operator(**tensors, **options)``."""
@@ -55,8 +57,4 @@ def similarity_outputs_and_gradients(operator, call: SimilarityCall, dtype: torc
     """The results of a call by name, and the gradients of everything for random upstream gradients."""
     leaves = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in call.tensors.items()}
     outputs = operator(**leaves, **call.options)
-    generator = torch.Generator().manual_seed(0)
-    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in outputs]
-    grads = torch.autograd.grad(outputs, list(leaves.values()), upstream)
-    named = dict(zip(("R", "S", "product"), (y.detach() for y in outputs), strict=False))
-    return named | {f"grad of {name}": g for name, g in zip(leaves, grads, strict=True)}
+    return with_gradients(dict(zip(("R", "S", "product"), outputs, strict=False)), leaves)
