@@ -4,11 +4,32 @@ their definitions."""
 import pytest
 import torch
 
+from python_tests.ops import exact_orthogonal
 from python_tests.ops.orthogonal_oracle import off_orthogonal
-from python_tests.samples import schur_leaves
+from python_tests.samples import draws, numbered, schur_leaves
 from python_tests.samples.operators import COMPLEX, F64, REAL, draw, results
-from rnnkern import reference
+from rnnkern import ops, reference
 from rnnkern.ops import cayley, householder_product, project_orthogonal, schur_weight, skew_exp
+from rnnkern.testing import assert_close_over_draws
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 17])
+@pytest.mark.parametrize("name", ["cayley", "schur_weight"])
+def test_float64_is_as_close_to_the_truth_as_the_reference(name, size):
+    """By 40 digits, because in float64 the reference is only as accurate as the kernel."""
+
+    def compared():
+        call, upstream = draw(name, size, dtype=F64), torch.randn(size, size, dtype=F64)
+        truth = getattr(exact_orthogonal, name)(*call.tensors.values(), upstream)
+
+        def values(function):
+            leaves = {name: x.clone().requires_grad_() for name, x in call.tensors.items()}
+            V = function(**call.with_tensors(leaves).arguments())
+            return V, *torch.autograd.grad(V, list(leaves.values()), upstream)
+
+        return numbered(values(getattr(ops, name)), values(getattr(reference, name)), truth)
+
+    assert_close_over_draws(draws(compared))
 
 
 @pytest.mark.parametrize("dtype", REAL)
