@@ -188,7 +188,9 @@ def test_no_product_that_overflows_is_taken_by_linear_scan_of_a_state_of_zero(cu
 
 
 def test_moment_filter_computes_half_precision_in_float32():
-    u, v0, q0, kwargs = filter_sample(6, 1, 3, dtype=F16, requires_grad=True)
+    u, v0, q0, kwargs = filter_sample(6, 1, 3, dtype=F16)
+    for x in (u, v0, q0):
+        x.requires_grad_()
     upstream = torch.randn_like(u)
 
     def run(u):
