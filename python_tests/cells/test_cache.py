@@ -127,6 +127,7 @@ def run_at_once(processes: int) -> list[str]:
     return said
 
 
+@pytest.mark.proof
 def test_two_processes_that_find_a_damaged_library_run(cache, runs, finished):
     """The loader would end them, at a page that is missing."""
     place = library.library_of(CELL, False)

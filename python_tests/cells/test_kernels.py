@@ -239,6 +239,7 @@ def test_equal_bodies_share_a_kernel_and_new_ones_have_their_own():
     assert not torch.equal(recurrence(one, u, R, (h0,))[0], recurrence(other, u, R, (h0,))[0])
 
 
+@pytest.mark.proof
 @torch._dynamo.config.patch(allow_rnn=True)
 def test_a_program_names_the_cell(tmp_path):
     layer, x = Recurrent(several, 4, 6).eval(), torch.randn(3, 2, 4)

@@ -54,6 +54,7 @@ def test_outputs_and_states_are_the_callers(name, kind, x):
     assert same(found(lambda y: y.add_(1).mul_(2)), found(lambda y: 2 * (y + 1)))
 
 
+@pytest.mark.sampled
 def test_outputs_are_the_callers_when_compiled(layer, x):
     def gradients_for(change, wrap):
         run = wrap(lambda x: change(layer(x)[0]).square().sum())

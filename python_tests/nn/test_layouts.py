@@ -131,6 +131,7 @@ def test_an_episode_is_a_sequence_alone(name, directions):
 @pytest.mark.parametrize("poisoned", ["before", "after"])
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @sequences
+@pytest.mark.sampled
 def test_nan_does_not_cross_into_another_episode(name, packed, poisoned):
     """Neither into outputs, nor into the final state of that direction, nor into gradients of the input."""
     module = table.moved(name, dtype=F64, **both_ways(name))
@@ -195,6 +196,7 @@ def test_layers_and_directions_are_single_ones(name, layers, ends):
 
 @pytest.mark.parametrize(("steps", "batch"), [(0, B), (T, 0), (0, 0)])
 @sequences
+@pytest.mark.sampled
 def test_no_steps_or_no_sequences(name, steps, batch):
     module, x = table.moved(name, dtype=F64, **both_ways(name)), drawn(T, B)
     full, state = module(x)

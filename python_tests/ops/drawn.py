@@ -7,7 +7,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-FEW = settings(max_examples=int(os.environ.get("RNNKERN_EXAMPLES", "60")))
+FEW = settings(max_examples=int(os.environ.get("RNNKERN_EXAMPLES", "30")))
 """Random calls of a test; `make sanitize` asks for thousands. All are made in one process, so each meets what others
 leave behind: cached memory, counters and teams of threads."""
 

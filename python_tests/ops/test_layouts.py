@@ -62,6 +62,7 @@ def test_a_change_of_what_the_backward_pass_reads_is_refused(name):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.sampled
 def test_outputs_may_be_changed_in_place_inside_torch_compile(name):
     call = draw(name, *OPERATORS[name].small)
     leaves = [x.requires_grad_() for x in call.tensors.values()]

@@ -39,6 +39,7 @@ def results(op, sample):
     quick_where(lambda row: row[2] == torch.float64 or row[1] == "zoneout", ROWS),
     ids=str,
 )
+@pytest.mark.sampled
 def test_it_is_the_references(cell, option, dtype, every, level, simd):
     simd(level)
     samples = (with_tangents(sample, every=every) for sample in derived_draws(cell, option, dtype, 5, 4, 18))

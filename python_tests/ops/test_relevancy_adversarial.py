@@ -16,6 +16,7 @@ def with_scores(scores, **options):
 
 @pytest.mark.parametrize("sizes", [(3, 2), (1, 1), (1, 4), (5, 3), (20, 2)])
 @pytest.mark.parametrize("alignment", ["additive", "dot"])
+@pytest.mark.sampled
 def test_equal_scores_everywhere(sizes, alignment):
     """v = 0: all weights are equal, and of events with equal scores the first stays."""
     buffer_size, relevant_size = sizes
@@ -73,6 +74,7 @@ def test_a_memory_of_one(cell):
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 3), (1, 40), (14, 5), (30, 0), (30, 30), (5, 30)])
+@pytest.mark.sampled
 def test_a_buffer_of_one_and_more_room_than_steps(sizes):
     buffer_size, relevant_size = sizes
     for cell in ("relu", "modrelu"):

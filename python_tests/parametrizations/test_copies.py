@@ -56,6 +56,7 @@ def test_copies_have_the_weight_and_go_their_own_way(name):
 
 @pytest.mark.parametrize("assign", [False, True])
 @rows
+@pytest.mark.sampled
 def test_a_checkpoint_resumes_to_the_same_bits(name, assign):
     def begun():
         module = registered(name, torch.float32)

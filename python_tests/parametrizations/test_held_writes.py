@@ -29,6 +29,7 @@ def written(p):
 
 
 @rows
+@pytest.mark.sampled
 def test_descent_through_data(name, rule):
     """Gradient descent without an optimizer, from values at which some weights need no computation."""
     module = registered(name)
@@ -45,6 +46,7 @@ def test_descent_through_data(name, rule):
 
 @pytest.mark.parametrize("graph", [True, False], ids=["grad", "no_grad"])
 @rows
+@pytest.mark.sampled
 def test_an_average_that_is_swapped_in(name, graph, rule):
     module, average = moved(registered(name)), moved(registered(name))
     module.weight.abs().sum().backward()

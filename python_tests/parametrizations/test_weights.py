@@ -35,6 +35,7 @@ def test_value_and_gradients_are_the_equation_s(name, scale):
 
 @pytest.mark.parametrize("scale", [0, 0.5], ids=["begun", "moved"])
 @rows
+@pytest.mark.sampled
 def test_second_derivatives_are_the_equation_s(name, scale):
     module = moved(registered(name), scale)
     leaves = originals(module)
