@@ -24,9 +24,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=table.USED)
+LAYERS = table.USED | {"ExpRNN dynamic": {}}
+"""In one direction: two directions with one state each fail where one thread runs them one after the other, because
+TorchScript merges their equal lists of states, and the first call takes the tensors out of the list."""
+
+
+@pytest.fixture(params=LAYERS)
 def layer(request):
-    return table.layer(request.param, **table.USED[request.param])
+    return table.layer(request.param, **LAYERS[request.param])
 
 
 def test_a_trace_without_gradients_is_for_any_length_and_batch(layer):
