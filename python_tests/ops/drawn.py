@@ -37,12 +37,6 @@ def spread(draw, values):
 
 
 @st.composite
-def laid_out(draw, *sizes, scale=1.0, dtype=torch.float64):
-    """Random values in any memory layout, or one row that is expanded."""
-    return draw(laid_out_like(scale * torch.randn(sizes, dtype=dtype)))
-
-
-@st.composite
 def laid_out_like(draw, values):
     """The same values in any memory layout, or the first row, expanded."""
     spread_out = draw(spread(values))

@@ -9,24 +9,20 @@ from python_tests.samples.agreement import (
     nudged,
     numbered,
     triples,
-    with_gradients,
 )
 from python_tests.samples.covering import covering_rows
 from python_tests.samples.gather_attention import gather_outputs_and_gradients, gather_sample
 from python_tests.samples.givens_recurrence import (
     GIVENS_OPTIONS,
-    GivensCall,
     givens_recurrence_sample,
 )
 from python_tests.samples.linear_scan import (
     SCAN_OPTIONS,
-    Scan,
     scan_outputs_and_gradients,
     scan_sample,
 )
 from python_tests.samples.moment_filter import (
     FILTER_OPTIONS,
-    Filtering,
     filter_outputs_and_gradients,
     filter_sample,
     filtered,
@@ -44,7 +40,6 @@ from python_tests.samples.recurrence import (
     takes,
 )
 from python_tests.samples.similarity import (
-    SimilarityCall,
     similarity_outputs_and_gradients,
     similarity_sample,
 )
@@ -56,11 +51,7 @@ __all__ = [
     "RECURRENCE_OPTIONS",
     "RECURRENCE_PARAMS",
     "SCAN_OPTIONS",
-    "Filtering",
-    "GivensCall",
     "Sample",
-    "Scan",
-    "SimilarityCall",
     "agree",
     "assert_same_bits",
     "changed",
@@ -87,5 +78,4 @@ __all__ = [
     "similarity_sample",
     "takes",
     "triples",
-    "with_gradients",
 ]
