@@ -64,17 +64,16 @@ RNNKERN_INLINE Bits low_halves(const float* p, int64_t lanes) { return to_bfloat
 RNNKERN_INLINE Bits low_halves(const device::bfloat16* p, int64_t lanes) { return widen_words(load_words(p, lanes)); }
 
 // Loads the first `elements` of a row of weights, one per lane, or two per lane for pairs.
-template <class F, class T>
-RNNKERN_INLINE Vec<T> load_factors(const T* p, int64_t elements) {
+template <class F>
+RNNKERN_INLINE Vec<Arithmetic<F>> load_factors(const F* p, int64_t elements) {
   if constexpr (has_bf16_dot<F>) {
-    F both[2 * Vec<T>::width];
-    store(Vec<T>::load(p, elements), both, Vec<T>::width);
-    store(Vec<T>::load(p + Vec<T>::width, elements - Vec<T>::width), both + Vec<T>::width, Vec<T>::width);
-    Vec<T> pairs;
-    std::memcpy(&pairs, both, sizeof pairs);
+    constexpr int width = Vec<float>::width;
+    const Words halves[] = {load_words(p, elements), load_words(p + width, elements - width)};
+    Vec<float> pairs;
+    std::memcpy(&pairs, halves, sizeof pairs);
     return pairs;
   } else {
-    return Vec<T>::load(p, elements);
+    return Vec<F>::load(p, elements);
   }
 }
 

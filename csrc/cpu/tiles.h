@@ -46,6 +46,7 @@ RNNKERN_INLINE Vec<float> as_pairs(Bits first, Bits second) { return as_floats(f
 // A part of the first elements of a row, at most Tile::depth, as pairs; zeros follow.
 template <class S>
 RNNKERN_INLINE Vec<float> row_of_pairs(const S* row, int64_t elements, int part) {
+  if constexpr (has_bf16_dot<S>) return load_factors(row, elements);
   alignas(64) bfloat16 words[Tile::depth];
   for (int k = 0; k < Tile::depth; k += Vec<float>::width)
     store_words(narrow_words(part_of(row + k, elements - k, part)), words + k, Vec<float>::width);

@@ -164,10 +164,10 @@ struct Call {
   Weights<T> weights() const {
     auto values = [](const OptionalTensor& x) { return x ? read<T>(*x) : nullptr; };
     const int64_t d = hidden / heads;
-    Weights<T> w{hidden, width, {read<T>(R), values(bias), cell.recurrent, heads, d, width / heads}, {}, {}, {}};
-    if (W) w.W = {read<T>(*W), values(bias_ih), cell.gates, 1, hidden, W->numel() / (cell.gates * hidden)};
+    Weights<T> w{hidden, width, {read<void>(R), values(bias), cell.recurrent, heads, d, width / heads}, {}, {}, {}};
+    if (W) w.W = {read<void>(*W), values(bias_ih), cell.gates, 1, hidden, W->numel() / (cell.gates * hidden)};
     if (cell.projected) {
-      w.W_hr = {read<T>(params[0]), nullptr, 1, 1, width, hidden};
+      w.W_hr = {read<void>(params[0]), nullptr, 1, 1, width, hidden};
     } else {
       for (size_t i = 0; i < params.size(); ++i) w.params[i] = read<T>(params[i]);
     }

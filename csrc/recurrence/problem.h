@@ -71,8 +71,8 @@ struct Steps {
 // operand.
 template <class T>
 struct Matrix {
-  const T* values;
-  const T* bias;  // (G*K*U,), gate after gate, or null
+  const void* values;  // of the type that products multiply: T or bfloat16
+  const T* bias;       // (G*K*U,), gate after gate, or null
   int gates;
   int64_t heads, units, columns;
 };

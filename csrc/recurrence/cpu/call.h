@@ -56,13 +56,18 @@ inline Tensor narrowed(const Call& call, const Tensor& wide) {
   return stored;
 }
 
-// Converts all arguments whose size does not depend on the sequence length.
-inline void widen(Call& call) {
-  call.R = widened(call, call.R);
-  for (OptionalTensor* x : {&call.W, &call.bias_ih, &call.bias, &call.keep})
+// Converts all arguments whose size does not depend on the sequence length, except matrices that are multiplied as they
+// are stored.
+inline void widen(Call& call, bool matrices = true) {
+  if (matrices) {
+    call.R = widened(call, call.R);
+    if (call.W) call.W = widened(call, *call.W);
+  }
+  for (OptionalTensor* x : {&call.bias_ih, &call.bias, &call.keep})
     if (*x) *x = widened(call, **x);
-  for (Tensors* list : {&call.state, &call.params})
-    for (Tensor& x : *list) x = widened(call, x);
+  for (Tensor& x : call.state) x = widened(call, x);
+  if (matrices || !call.cell.projected)
+    for (Tensor& x : call.params) x = widened(call, x);
 }
 
 }  // namespace rnnkern

@@ -10,13 +10,18 @@
 namespace rnnkern {
 namespace {
 
+// Whether a call's products multiply bfloat16.
+bool multiplies_bfloat16(const Call& call) {
+  return is_built(SimdLevel::avx512_bf16) && call.dtype == ScalarType::BFloat16 &&
+         simd_level() >= SimdLevel::avx512_bf16;
+}
+
 // A cell's kernels for the SIMD level in use.
 template <class T>
 Kernels<T> kernels(const Call& call) {
   const int cell_id = call.known.cell_id;
   if constexpr (std::is_same_v<T, float> && is_built(SimdLevel::avx512_bf16))
-    if (call.dtype == ScalarType::BFloat16 && simd_level() >= SimdLevel::avx512_bf16)
-      return kernels_at<device::bfloat16, SimdLevel::avx512_bf16>(cell_id);
+    if (multiplies_bfloat16(call)) return kernels_at<device::bfloat16, SimdLevel::avx512_bf16>(cell_id);
   return at_level_in_use([&]<SimdLevel level>() { return kernels_at<T, level>(cell_id); });
 }
 
@@ -139,7 +144,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
                   "recurrence_backward: wrong `grad_state`");
 
   auto weight_gradient = [&](const OptionalTensor& weight, bool needed, T*& gradient) {
-    const Tensor made = needed ? empty_of_sizes(*weight, *weight) : empty(call.u, {0}, wide);
+    const Tensor made = needed ? empty_of_sizes(*weight, *weight, wide) : empty(call.u, {0}, wide);
     gradient = needed ? write<T>(made) : nullptr;
     return made;
   };
@@ -272,7 +277,7 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
   call.set_keep(keep);
   call.set_parts(parts);
   count_kernel("forward", call);
-  widen(call);
+  widen(call, !multiplies_bfloat16(call));
   return by_arithmetic(
       call, [&](auto zero) { return results_of(call, forward<decltype(zero)>(call, training, save_gates)); });
 }
@@ -297,7 +302,7 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
   if (call.backward_reads_u(saved) && (weight_ih || !repeats(call.u))) call.u = dense(call.u);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);
-  widen(call);
+  widen(call, !multiplies_bfloat16(call));
   return by_arithmetic(call, [&](auto zero) {
     return results_of(call, backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved,
                                                      {needs_u, needs_R, needs_bias, needs_weight_ih,
@@ -316,7 +321,7 @@ Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R,
       both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
   for (Call& call : calls) call.set_parts(parts);
   for (const Call& call : calls) count_kernel("forward", call);
-  for (Call& call : calls) widen(call);
+  for (Call& call : calls) widen(call, !multiplies_bfloat16(call));
   return by_arithmetic(calls[0], [&](auto zero) {
     using T = decltype(zero);
     auto first = forward<T>(calls[0], training, save_gates, stacked ? OptionalTensor(calls[1].u) : OptionalTensor());
@@ -341,7 +346,7 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
   const Tensor h0[2] = {calls[0].state[0], calls[1].state[0]};
   for (Call& call : calls) call.set_parts(parts);
   for (const Call& call : calls) count_kernel("backward", call);
-  for (Call& call : calls) widen(call);
+  for (Call& call : calls) widen(call, !multiplies_bfloat16(call));
   return by_arithmetic(calls[0], [&](auto zero) {
     using T = decltype(zero);
     auto one = [&](bool second, const OptionalTensor& grad) {

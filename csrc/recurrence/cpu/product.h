@@ -12,10 +12,10 @@ namespace {
 // to[k][j] = from[j][k] for j < rows and k < columns, both at most a vector's width; for bfloat16, pairs of columns
 // take the place of columns. Lanes beyond `rows` are zero.
 template <class F, class T>
-void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns, T* to, int64_t to_stride) {
+void transpose(const F* from, int64_t from_stride, int64_t rows, int64_t columns, T* to, int64_t to_stride) {
   using V = Vec<T>;
   V v[V::width];
-  for (int j = 0; j < V::width; ++j) v[j] = j < rows ? load_factors<F>(from + j * from_stride, columns) : V(0);
+  for (int j = 0; j < V::width; ++j) v[j] = j < rows ? load_factors(from + j * from_stride, columns) : V(0);
   transpose(v);
   for (int64_t k = 0; k * k_pack<F> < columns; ++k) v[k].store(to + k * to_stride);
 }
@@ -149,6 +149,11 @@ struct Product {
  private:
   static constexpr int64_t rows_to_dot = 4;  // with more rows packing pays
 
+  // The gates of this product, (gates, units, columns), of a head.
+  const F* values(int64_t head) const {
+    return static_cast<const F*>(matrix.values) + (head * matrix.gates + first_gate) * matrix.units * matrix.columns;
+  }
+
   // Gates go through the tile in groups of at most max_vectors, each of which is packed by itself.
   int group_size(int first) const { return int(smaller(max_vectors, gates - first)); }
 
@@ -167,11 +172,11 @@ struct Product {
   void dot(const Panel<T>& q, int64_t head, const F* a, T* out) const {
     using V = Vec<T>;
     const int64_t first = q.unit - head * outputs, units = matrix.units, depth = matrix.columns;
-    const T* values = matrix.values + (head * matrix.gates + first_gate) * units * depth;  // (gates, units, columns)
+    const F* values = this->values(head);
     for (int v = 0; v < q.vectors; ++v) {
       const int64_t unit = first + v * width, last = smaller(units - unit, width) - 1;
       for (int g = 0; g < gates; ++g) {
-        const T* rows[width];
+        const F* rows[width];
         V sums[width];
         for (int j = 0; j < width; ++j) rows[j] = values + (g * units + unit + smaller(j, last)) * depth;
         constexpr int together = width < 8 ? width : 8;
@@ -182,7 +187,7 @@ struct Product {
           for (int64_t k = 0; k < depth; k += width) {
             const V x = load(a + k, depth - k);
 #pragma GCC unroll 8
-            for (int j = 0; j < together; ++j) some[j] = some[j] + x * V::load(rows[j0 + j] + k, depth - k);
+            for (int j = 0; j < together; ++j) some[j] = some[j] + x * load(rows[j0 + j] + k, depth - k);
           }
 #pragma GCC unroll 8
           for (int j = 0; j < together; ++j) sums[j0 + j] = some[j];
@@ -198,7 +203,7 @@ struct Product {
   }
 
   // Packs one panel as tiles, with zeros up to whole ones.
-  void pack_tiles(const Panel<T>& q, const T* values, int64_t first, T* out) const {
+  void pack_tiles(const Panel<T>& q, const F* values, int64_t first, T* out) const {
     const int64_t vectors = q.vectors * columns(), pairs = in_whole_tiles(length) / 2, depth = matrix.columns;
     for (int part = 0; part < parts; ++part) {
       auto at = [&](int64_t v, int64_t pair) {
@@ -209,14 +214,14 @@ struct Product {
       for (int64_t pair = 0; transposed && pair < segments * pairs; ++pair)
         for (int v = 0; v < q.vectors; ++v) {
           auto half = [&](int64_t k) {
-            const T* from = values + (pair / pairs * length + k) * depth + first + v * width;
+            const F* from = values + (pair / pairs * length + k) * depth + first + v * width;
             return k < length ? part_of(from, q.units - v * width, part) : Bits{};
           };
           as_pairs(half(pair % pairs * 2), half(pair % pairs * 2 + 1)).store(at(v, pair));
         }
       for (int64_t v = 0; !transposed && v < vectors; ++v) {
         const int64_t unit = first + v / gates * width;
-        const T* from = values + (v % gates * matrix.units + unit) * depth;
+        const F* from = values + (v % gates * matrix.units + unit) * depth;
         for (int64_t k = 0; k < length; k += Tile::depth) {
           Vec<T> square[width];
           for (int j = 0; j < width; ++j)
@@ -231,7 +236,7 @@ struct Product {
   // Packs one panel of the matrix and of the bias, padded with zeros.
   void pack(const Panel<T>& q, int64_t head) const {
     const int64_t first = q.unit - head * outputs, units = matrix.units, depth = matrix.columns;
-    const T* values = matrix.values + (head * matrix.gates + first_gate) * units * depth;  // (gates, units, columns)
+    const F* values = this->values(head);
     T* out = const_cast<T*>(q.weights);
     if constexpr (in_tiles<F>)
       if (parts) pack_tiles(q, values, first, out);
@@ -240,7 +245,7 @@ struct Product {
       const int64_t row = q.vectors * width;
       const bool padded = q.units < q.vectors * width;
       for (int64_t k = 0; k < segments * length; ++k) {
-        const T* from = values + k * depth + first;
+        const F* from = values + k * depth + first;
         if constexpr (has_bf16_dot<F>) {
           const bool second = k % length % 2;
           if (k && !second) out += row;
@@ -261,10 +266,10 @@ struct Product {
       for (int v = 0; v < q.vectors; ++v) {
         const int64_t unit = first + v * width, column = (int64_t(v) * gates + g - group) * width;
         const int64_t lanes = smaller(units - unit, width);
-        const T* from = values + (g * units + unit) * depth;
+        const F* from = values + (g * units + unit) * depth;
         constexpr int64_t most = width * k_pack<F>;
         for (int64_t k = 0; k < depth && !parts; k += most)
-          transpose<F>(from + k, depth, lanes, smaller(depth - k, most), to + k / k_pack<F> * row + column, row);
+          transpose(from + k, depth, lanes, smaller(depth - k, most), to + k / k_pack<F> * row + column, row);
         Vec<T> start(T(0));
         if (matrix.bias) start = Vec<T>::load(matrix.bias + (first_gate + g) * stride + head * units + unit, lanes);
         start.store(bias + group * width + column);
