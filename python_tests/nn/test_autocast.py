@@ -107,6 +107,16 @@ def test_dtypes(name):
     assert all(leaf.grad.dtype == leaf.dtype for leaf in (x, *module.parameters()) if leaf.grad is not None)
 
 
+@pytest.mark.parametrize("dtype", STATES[1:], ids=str)
+@pytest.mark.parametrize("name", table.RELATIONAL)
+def test_objects_are_compared_in_the_dtype_of_the_weight(name, dtype):
+    module, x = table.layer(name), table.draw_input(name).to(dtype)
+    wanted = module(x.float())
+    with torch.autocast("cpu", BFLOAT16):
+        actual = module(x)
+    torch.testing.assert_close(actual.float(), wanted, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize(
     "name", [name for name in table.LAYERS if name not in {*ATTENDING, *table.RELATIONAL, "UnitaryRNN free"}]
 )

@@ -53,12 +53,10 @@ def arguments(name):
 
 QUICK = ("RNN", "LSTM Adam", "GRU", "ExpRNN", "EURNN fused", "UnitaryRNN givens", "LRU", "ContinuousRNN Adams",
          "RelLSTM", "SABLSTM", "LSTMCell", "NeuralODE", "HeavyBallODE", "ESBN", "Recurrent")  # fmt: skip
-TRACED = [name for name in LAYERS if not name.startswith("UnitaryRNN") or name == "UnitaryRNN givens"]
-"""Dynamo does not know the ``dtype.to_complex`` of the other unitary weights."""
 
 
 @compiled_part
-@pytest.mark.parametrize("name", quick_where(lambda name: name in QUICK, TRACED))
+@pytest.mark.parametrize("name", quick_where(lambda name: name in QUICK, LAYERS))
 def test_every_layer_is_one_graph(name):
     module, args = arguments(name)
     compiled = Compiled(module, backend="aot_eager")

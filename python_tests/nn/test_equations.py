@@ -233,8 +233,7 @@ def test_float64(name):
     m, x, state = sample(name, 7)
     actual = results(lambda m, x, state: call(m, name, x, state), m, x, state)
     wanted = results(lambda m, x, state: loop(m, EQUATIONS[name], x, state), m, x, state)
-    close = {} if name == "RNN NAG" else {"rtol": 1e-10, "atol": 1e-12}  # the factors of NAG are those of float32
-    torch.testing.assert_close(actual, wanted, **close)
+    torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in EQUATIONS if name != "UnitaryRNN free"])

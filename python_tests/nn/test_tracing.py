@@ -24,9 +24,7 @@ pytestmark = [
 ]
 
 
-LAYERS = table.USED | {"ExpRNN dynamic": {}}
-"""In one direction: two directions with one state each fail where one thread runs them one after the other, because
-TorchScript merges their equal lists of states, and the first call takes the tensors out of the list."""
+LAYERS = table.USED | {"RNN": {"bidirectional": True}}
 
 
 @pytest.fixture(params=LAYERS)

@@ -48,7 +48,7 @@ def check_operators(call, checks=FAST, first=None):
     with Entered() as entered:
         with torch.no_grad():
             outputs(call)
-        for wanted in (names, names[:1], names[1:]):
+        for wanted in (names, names[:1], names[1:], names[-1:]):
             backward(call, wanted)
     for operator, args in entered.calls[:first]:
         assert operator._opname in (call.name, f"{call.name}_backward")

@@ -179,7 +179,7 @@ def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor
         begun = torch.where(reset, done, 0)
         done = done - (begun.flip(0).cummax(0).values.flip(0) if reverse else begun.cummax(0).values)
     k = done % every + 1
-    factors = ((k - 1) / (k + 2)).to(u.dtype)
+    factors = (k - 1).to(u.dtype) / (k + 2)
     return (factors if batch_sizes is None else factors[alive]).unsqueeze(-1).expand_as(u)
 
 

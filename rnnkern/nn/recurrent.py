@@ -270,9 +270,12 @@ class RecurrentBase(Unquantized, RNNBase):
             batch, steps = x.shape[:2] if self.batch_first else (x.shape[1], x.shape[0])
         if hx is None:
             self.check_input(x, batch_sizes)
-            zeros = x.new_zeros(batch, self.hidden_size)  # for all states, because nothing writes to them
-            h0 = x.new_zeros(batch, self.proj_size) if self.proj_size else zeros
-            state = [(h0, *[zeros] * (self._states - 1))] * len(self._all_weights)
+            # One for all tensors of a state, because nothing writes to them, and one for each layer and direction,
+            # because TorchScript makes one list of equal states, which the operator that gets it first empties.
+            count = len(self._all_weights)
+            zeros = x.new_zeros(count, batch, self.hidden_size).unbind(0)
+            h0s = x.new_zeros(count, batch, self.proj_size).unbind(0) if self.proj_size else zeros
+            state = [(h0, *[c0] * (self._states - 1)) for h0, c0 in zip(h0s, zeros, strict=True)]
         else:
             self.check_forward_args(x, hx, batch_sizes)
             hx = self.permute_hidden(hx, order)

@@ -69,6 +69,12 @@ class _Normalized(Module):
         options = {"norm": self.norm, "eps": self.eps, "segments": self.segments}
         return {"weight": self.weight, "bias": self.bias} | options
 
+    def _widened(self, x: Tensor | None) -> Tensor | None:
+        """Under autocast, ``x`` in the dtype of the weight, as torch.nn.LayerNorm computes it."""
+        if x is None or self.weight is None or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+            return x
+        return x.to(torch.promote_types(x.dtype, self.weight.dtype))
+
     def _check_objects(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.d or x.shape[1] == 0:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -126,7 +132,7 @@ class ContextNorm(_Normalized):
         if isinstance(x, Proxy):
             return as_leaf(self, x, lengths)
         self._check_objects(x)
-        options = self._options()
+        x, options = self._widened(x), self._options()
         check_norm(type(self).__name__, x, **options, lengths=lengths)
         return context_norm(x, **options, lengths=lengths)
 
@@ -185,12 +191,13 @@ class Similarity(_Normalized):
         if isinstance(x, Proxy):
             return as_leaf(self, x, lengths, values, return_scores)
         args, options = self._call(x)
-        return similarity(*args, **options, lengths=lengths, values=values, return_scores=return_scores)
+        return similarity(*args, **options, lengths=lengths, values=self._widened(values), return_scores=return_scores)
 
     def _call(self, x: Tensor) -> tuple[tuple[Tensor, Tensor | None], dict[str, Any]]:
         self._check_objects(x)
         branches = (x, None) if self.left is None else (self.left(x), self.right(x))
-        return branches, self._options() | {"mask": self.mask, "packed": self.packed, "scale": self.scale}
+        options = {"mask": self.mask, "packed": self.packed, "scale": self.scale}
+        return tuple(map(self._widened, branches)), self._options() | options
 
     @torch.no_grad()
     def _choose(self, x: Tensor, *args, **kwargs) -> list[Choice]:

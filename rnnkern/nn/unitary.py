@@ -23,8 +23,6 @@ from rnnkern.ops import Choice, givens_recurrence, recurrence
 INITIAL = {"fourier": "uniform", "givens": "uniform", "exp": "haar", "scaled_cayley": "cayley"}
 """Maps of :func:`rnnkern.parametrizations.unitary`, each with the default of ``init``."""
 MAPS = (*INITIAL, "free")
-COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-"""``dtype.to_complex()``, which torch.compile does not support."""
 
 
 @with_options
@@ -107,7 +105,7 @@ class UnitaryRNN(Layers):
                 W = torch.empty(2 * hidden_size, self._columns(layer), device=device, dtype=dtype)
                 setattr(self, f"weight_ih_l{layer}{direction}", Parameter(W))
                 setattr(self, f"modrelu_bias_l{layer}{direction}", Parameter(W.new_empty(hidden_size)))
-                R = W.new_empty(hidden_size, hidden_size, dtype=W.dtype.to_complex())
+                R = W.new_empty(hidden_size, hidden_size, dtype=torch.promote_types(W.dtype, torch.complex64))
                 setattr(self, name := f"weight_hh_l{layer}{direction}", Parameter(R))
                 if unitary_map != "free":
                     parametrizations.unitary(self, name, unitary_map, layers=rotation_layers, style=style, **how)
@@ -207,7 +205,7 @@ class UnitaryRNN(Layers):
         return (torch.view_as_complex(x.new_zeros(rows, batch, self.hidden_size, 2, dtype=self._dtype)),)
 
     def _check_state(self, state: tuple[Any], batch: int | None) -> None:
-        hx, dtype = state[0], COMPLEX[self._dtype]
+        hx, dtype = state[0], torch.promote_types(self._dtype, torch.complex64)
         if not isinstance(hx, Tensor):
             raise TypeError(f"UnitaryRNN: `hx` must be a tensor, got {type(hx).__name__}")
         wanted = (self.num_layers * len(self._directions), *(() if batch is None else (batch,)), self.hidden_size)

@@ -24,7 +24,7 @@ class _Unitary(Parametrization):
         self.sizes, self._begun = tuple(like.shape), (like.dtype.to_real(), like.device)
 
     def empty(self, *originals: Tensor) -> Tensor:
-        return originals[0].new_empty(self.sizes, dtype=originals[0].dtype.to_complex())
+        return originals[0].new_empty(self.sizes, dtype=torch.promote_types(originals[0].dtype, torch.complex64))
 
     def uniform(self, bound: float, *shape: int) -> Tensor:
         """A batch of tensors of this shape, drawn from U(-bound, bound)."""
@@ -46,7 +46,7 @@ class Fourier(_Unitary):
         self.register_buffer("order", torch.arange(like.shape[-1], device=like.device))
 
     def weight(self, phases: Tensor, vectors: Tensor) -> Tensor:
-        eye = torch.eye(self.sizes[-1], dtype=phases.dtype.to_complex(), device=phases.device)
+        eye = torch.eye(self.sizes[-1], dtype=torch.promote_types(phases.dtype, torch.complex64), device=phases.device)
         return self.applied(eye, *self.factors(phases, vectors)).mT.contiguous()
 
     @staticmethod

@@ -12,7 +12,8 @@ def givens_product(
 ) -> Tensor:  # fmt: skip
     """Same as :func:`rnnkern.ops.givens_product`: applies one layer after the other."""
     turns = angles.to(torch.promote_types(angles.dtype, torch.float32))
-    computed = turns.dtype if phases is None else turns.dtype.to_complex()
+    # torch.compile does not know dtype.to_complex().
+    computed = turns.dtype if phases is None else torch.promote_types(turns.dtype, torch.complex64)
     if x is None:
         size = 2 * angles.shape[-1] if size is None else size
         eye = torch.eye(size, dtype=computed, device=turns.device).expand(*angles.shape[:-2], size, size)

@@ -164,9 +164,10 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     (call.W ? p.dx : p.du) = write_rows<T>(outputs[0]);
   }
   const Tensor dW = weight_gradient(call.W, call.W && needs.W, p.dW);
-  outputs.push_back(bias_gradient(needs.bias || (cell.joint && needs.bias_ih), recurrent, p.dbias));
+  outputs.push_back(bias_gradient(needs.bias, recurrent, p.dbias));
   const Tensor dbias_ih = bias_gradient(needs.bias_ih, columns, p.dbias_ih);
   T* const same_as_dbias = cell.joint ? std::exchange(p.dbias_ih, nullptr) : nullptr;
+  if (!needs.bias) p.dbias = same_as_dbias;
   for (int s = 0; s < cell.states; ++s) {
     p.grad_state[s] = grad_state.empty() ? nullptr : keep_wide("grad_state", grad_state[s], call.state[s].numel());
     outputs.push_back(empty(call.u, {batch, s ? call.hidden : call.width}, wide));
@@ -190,7 +191,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   }
   const Tensor first = outputs[0];
   auto collect = [=, &call, kept = std::move(kept)]() mutable {
-    if (same_as_dbias) std::memcpy(same_as_dbias, p.dbias, sizeof(T) * columns);
+    if (same_as_dbias && same_as_dbias != p.dbias) std::memcpy(same_as_dbias, p.dbias, sizeof(T) * columns);
     for (const Tensor& rows : dparams) outputs.push_back(needs.params ? sum(rows, 0) : empty(call.u, {0}, wide));
     if (call.cell.projected) outputs.push_back(dW_hr);
     if (call.W) {

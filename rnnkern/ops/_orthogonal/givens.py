@@ -35,7 +35,7 @@ def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None, phase
         if phases is None:
             check_like("givens_product", "x", x, "angles", angles)
         else:
-            check_dtype("givens_product", "x", x, (angles.dtype.to_complex(),))
+            check_dtype("givens_product", "x", x, (torch.promote_types(angles.dtype, torch.complex64),))
         if x.dim() < 1 or x.shape[-1] // 2 != pairs:
             wanted = f"(..., N) with N // 2 = {pairs} as in `angles`"
             raise ValueError(f"givens_product: `x` must be {wanted}, got {shape_of(x)}")
