@@ -27,10 +27,14 @@ def pytest_configure(config):
 
 
 QUICK = 4
-"""Of the cases of a test that is marked `sampled`, one in so many is quick."""
+"""Of the cases of a test that is marked `sampled` one in so many is quick, and of one that is marked `drawn` one in so
+many of the others runs."""
 
 PART, PARTS = map(int, os.environ.get("RNNKERN_PROOF_PART", "0/1").split("/"))
 """Which part of the tests runs, and the number of parts. Each has tests of every table."""
+
+DRAW = os.environ.get("RNNKERN_PROOF_DRAW")
+"""Which cases of tests that are marked `drawn` run; all if it is not set."""
 
 
 def number(item):
@@ -39,17 +43,23 @@ def number(item):
 
 
 def pytest_itemcollected(item):
-    if item.get_closest_marker("sampled") and number(item) % QUICK:
-        item.add_marker(pytest.mark.proof)
+    if item.get_closest_marker("sampled"):
+        item.add_marker("drawn")
+        if number(item) % QUICK:
+            item.add_marker("proof")
+
+
+def runs(item):
+    drawn = DRAW and item.get_closest_marker("drawn") and item.get_closest_marker("proof")
+    return number(item) // QUICK % PARTS == PART and (not drawn or number(item) % QUICK == int(DRAW) % QUICK)
 
 
 @pytest.hookimpl(trylast=True)  # after other files have marked tests
 def pytest_collection_modifyitems(config, items):
     """Leaves out tests of other parts. Runs tests that compile for a long time first; at the end they would run
     alone on one core."""
-    runs = {x: number(x) // QUICK % PARTS == PART for x in items}
-    config.hook.pytest_deselected(items=[x for x in items if not runs[x]])
-    items[:] = filter(runs.get, items)
+    config.hook.pytest_deselected(items=[x for x in items if not runs(x)])
+    items[:] = filter(runs, items)
     items.sort(key=lambda item: not item.nodeid.startswith(("python_tests/threads", "python_tests/packaging")))
 
 

@@ -246,6 +246,7 @@ TRIALS = [(1, 20), (20, 20), (1500, 100), *((size, 1000) for size in (1, 3, 20, 
 
 @KINDS
 @pytest.mark.parametrize(("size", "trials"), quick_where(lambda each: each[1] < 1000, TRIALS))
+@pytest.mark.drawn
 def test_no_correct_kernel_is_refused(size, trials, dtype, tails):
     assert refusals(trials, dtype, size, tails) == 0
 

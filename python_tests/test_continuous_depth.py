@@ -143,6 +143,7 @@ def accuracy(kind, size: int, seed: int, updates: int = 500) -> float:
     *(pytest.param(kind, size, seed, marks=pytest.mark.proof)
       for kind in (NeuralODE, HeavyBallODE) for size in (2, 5) for seed in (0, 1, 2) if (size, seed) != (2, 0)),
 ])  # fmt: skip
+@pytest.mark.drawn
 def test_a_disc_and_an_annulus(kind, size, seed):
     """Paths of a neural ODE in the plane cannot cross, so it cannot separate a disc from the annulus around it; those
     of h in a heavy-ball ODE can, and so can both with three more coordinates."""

@@ -54,6 +54,7 @@ def random_cell(seed: int):
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(k, marks=pytest.mark.proof) for k in range(4, 38))])
+@pytest.mark.drawn
 def test_random_expressions(seed):
     made, text = random_cell(seed)
     torch.manual_seed(seed)
@@ -80,6 +81,7 @@ def test_random_expressions(seed):
 @pytest.mark.proof
 @pytest.mark.parametrize("level", LEVELS[:-1])
 @pytest.mark.parametrize("seed", range(7))
+@pytest.mark.drawn
 def test_random_expressions_at_lower_levels(seed, level):
     before = torch.ops.rnnkern.set_simd_level(level)
     try:

@@ -69,6 +69,7 @@ CALLS = [
 @pytest.mark.parametrize(
     ("own_cell", "dtype", "options", "kernel"), CALLS, ids=lambda x: getattr(x, "__name__", None) or str(x)
 )
+@pytest.mark.drawn
 def test_kernels_compute_the_function(own_cell, dtype, options, kernel, place):
     given = {k: x.to(place.device) if isinstance(x, torch.Tensor) else x for k, x in OPTIONS[options].items()}
     honest = {k: x for k, x in given.items() if k != "save_gates"}

@@ -53,6 +53,7 @@ def test_interpret_finds_no_races_in_the_right_ones():
 
 
 @pytest.mark.parametrize("family", race_calls.FAMILIES)
+@pytest.mark.drawn
 def test_interpret_finds_no_races_in_our_kernels(family):
     library, _, each = race_calls.FAMILIES[family]
     library.build(races.OUR_FLAGS)

@@ -91,6 +91,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize(("options", "dtype"), OPTIONS, ids=named)
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.drawn
 def test_every_cell_and_option(cell, options, dtype, place):
     if dtype == F64 and place.kernel == "block":
         pytest.skip("float64 has no block kernel")
@@ -108,6 +109,7 @@ def test_every_cell_and_option(cell, options, dtype, place):
 @over(
     grid=each(RESIDENT_CELLS, F32, BF16, F16), cluster=each(SOME, F32, BF16), cluster_tf32=each(RESIDENT_CELLS, F32)
 )  # fmt: skip
+@pytest.mark.drawn
 def test_every_cell_with_everything_at_once(kernel, cell, dtype, place):
     options = {"packed": True, "reset": True, "grad_scale": 1, "dtype": dtype, "requires_grad": True}
     place.set_seed(len(cell))
@@ -125,6 +127,7 @@ def test_every_cell_with_everything_at_once(kernel, cell, dtype, place):
     [(kernel, row) for kernel, factors in FACTORS.items() for row in covering_rows(factors | LAYOUT)],
     ids=named,
 )
+@pytest.mark.drawn
 def test_awkward_sizes(kernel, row, place):
     row = dict(row)
     save_gates = row.pop("save_gates")
@@ -149,6 +152,7 @@ SMALL = {"block": (3, 3, 10), "stepwise": (3, 3, 10), "cluster": (3, 3, 130), "c
     block=each(RESIDENT_CELLS, F32, BF16), stepwise=each(KERNEL_CELLS, F32, BF16), cluster=each(FEW, F32, BF16),
     cluster_tf32=each(["lstm"], F32), grid=each(["gru_reset_before"], F32, BF16),
 )  # fmt: skip
+@pytest.mark.drawn
 def test_a_tiny_first_call(kernel, cell, dtype, place):
     options = {}
     if kernel in ("block", "stepwise"):
@@ -171,6 +175,7 @@ CHUNKS = [
 
 
 @pytest.mark.parametrize(("kernel", "cell", "sizes", "heads", "dtype"), CHUNKS, ids=named)
+@pytest.mark.drawn
 def test_several_chunks_of_everything_at_once(kernel, cell, sizes, heads, dtype, place):
     if place.name == "interpret":
         assert place.plan(cell, dtype, *sizes, heads)["chunk_steps"] < sizes[0]
@@ -190,6 +195,7 @@ def same_bits(actual, wanted):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @over(block=each(RESIDENT_CELLS, *DTYPES[:3]), stepwise=each(KERNEL_CELLS, *DTYPES), cluster=each(FEW, F32))
+@pytest.mark.drawn
 def test_two_halves_equal_one_whole(kernel, cell, reverse, dtype, place):
     """Bit for bit. In 16 bits this holds only for cells without state beyond the stored h; the others agree up to
     rounding of the state between the halves."""
@@ -219,6 +225,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize(("kernel", "cell", "dtype", "noise"), SCHEDULES, ids=named)
+@pytest.mark.drawn
 def test_the_same_bits_twice_and_by_any_schedule(kernel, cell, dtype, noise, place):
     sizes = {"grid": (5, 9, 20), "block": (70, 9, 33), "stepwise": (70, 9, 33)}.get(kernel, (3, 3, 140))
     options = {"packed": True, "reset": True, **noise}
@@ -240,6 +247,7 @@ def test_inference_gives_the_bits_of_training(kernel, cell, dtype, place):
 
 
 @over(block=each(RESIDENT_CELLS, F32, BF16), cluster=each(["gru", *FEW], F32, BF16), grid=each(["lstm"], F32, BF16))
+@pytest.mark.drawn
 def test_neighbours_change_no_bit(kernel, cell, dtype, place):
     """The result of a sequence does not depend on the other sequences, on its position, or on the number of blocks.
     Products of the stepwise kernels are PyTorch's, whose bits depend on their sizes."""
@@ -265,6 +273,7 @@ def test_neighbours_change_no_bit(kernel, cell, dtype, place):
 
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.drawn
 def test_chunks_change_no_bit_but_of_sums_over_them(cell, place):
     if place.name == "cuda":
         pytest.skip("hardware has its own number of multiprocessors")

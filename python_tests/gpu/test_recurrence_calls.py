@@ -193,6 +193,7 @@ def test_h_and_c_are_kept_and_nothing_else(cell, noise, dtype, place):
 @pytest.mark.parametrize("noise", [{}, NOISE], ids=["", "noise"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru", "gru_reset_before"])
+@pytest.mark.drawn
 def test_work_space_does_not_grow_with_the_number_of_steps(cell, dtype, noise, place):
     batch, hidden = 64 if place.name == "cuda" else 9, 8
     chunk = place.plan(cell, dtype, 1, batch, hidden)["chunk_steps"]

@@ -30,6 +30,7 @@ def one_cluster(place):
 
 
 @pytest.mark.parametrize(("kernel", "cell", "dtype", "hidden"), TILES, ids=named)
+@pytest.mark.drawn
 def test_every_tile(kernel, cell, dtype, hidden, place):
     """Three sequences on one cluster."""
     one_cluster(place)
@@ -73,6 +74,7 @@ TURNS = [
 
 
 @pytest.mark.parametrize(("kernel", "cell", "dtype", "batch", "hidden", "groups"), TURNS, ids=named)
+@pytest.mark.drawn
 def test_more_rows_than_a_product_has_take_turns(kernel, cell, dtype, batch, hidden, groups, place):
     """One to eight additional rows, or up to four in exact float32; packed, so that the second group ends before the
     first."""

@@ -95,6 +95,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("cell", RELEVANCY_CELLS)
+@pytest.mark.drawn
 def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, options, place):
     place.set_seed(len(options))
     sizes = (5, 2, 20) if place.kernel == "cluster" else (7, 3, 20)
@@ -134,6 +135,7 @@ def test_shipped_tiles_and_several_passes(kernel, hidden, seed, place):
     ("cell", "hidden"),
     [("tanh", 256), ("modrelu", 384), ("relu", 512), ("lstm", 128), ("lstm", 256), ("lstm", 384)],
 )
+@pytest.mark.drawn
 def test_every_tile(kernel, cell, hidden, place):
     """Tiles differ by size and number of gates. Full ones, with more events than a warp processes in one round, and
     others."""
@@ -202,6 +204,7 @@ SCORES = {
 
 
 @pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.drawn
 def test_what_is_selected_where_scores_are_adversarial(kind, place):
     if SCORES[kind]:
         call = call_of("tanh", 12, 2, 3, buffer_size=2, relevant_size=3, relevance="given")

@@ -57,6 +57,7 @@ QUICK = ("RNN", "LSTM Adam", "GRU", "ExpRNN", "EURNN fused", "UnitaryRNN givens"
 
 @compiled_part
 @pytest.mark.parametrize("name", quick_where(lambda name: name in QUICK, LAYERS))
+@pytest.mark.drawn
 def test_every_layer_is_one_graph(name):
     module, args = arguments(name)
     compiled = Compiled(module, backend="aot_eager")
@@ -74,7 +75,11 @@ def sample(module, steps=T, batch=B):
 def compare(compiled, module, steps, batch):
     x, reset = sample(module, steps, batch)
     actual, wanted = (values_and_gradients(each, x, None, reset) for each in (compiled, module))
-    torch.testing.assert_close(actual, wanted, **CLOSE)
+    if not torch.is_autocast_enabled("cpu"):
+        torch.testing.assert_close(actual, wanted, **CLOSE)
+        return
+    for a, b in zip(actual, wanted, strict=True):  # inductor rounds fewer intermediate results than PyTorch
+        torch.testing.assert_close(a, b, rtol=0, atol=0.02 * b.abs().max().item())
 
 
 OF_ANY_LENGTH = {
@@ -90,6 +95,7 @@ OF_ANY_LENGTH = {
 
 
 @pytest.mark.parametrize("name", quick_where(lambda name: name in ("LSTM heads", "GRU layer norm"), OF_ANY_LENGTH))
+@pytest.mark.drawn
 def test_one_graph_for_any_length_and_batch(name):
     module = moved(name, **OF_ANY_LENGTH[name])
     compiled = Compiled(module, backend="aot_eager", dynamic=True)
@@ -110,6 +116,7 @@ def test_sizes_that_the_compiler_takes_for_constants(steps, batch):
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN", "ExpRNN dynamic", "RelRNN", "LRU", "SABLSTM mlp"])
 @pytest.mark.proof
+@pytest.mark.drawn
 def test_inductor(name, dtype):
     module = moved(name)
     compiled = Compiled(module, dynamic=True)

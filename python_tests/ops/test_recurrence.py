@@ -76,6 +76,7 @@ def name_of(row):
 
 
 @pytest.mark.parametrize("row", quick_where(lambda row: row["steps"] <= 63, COVERING), ids=name_of)
+@pytest.mark.drawn
 def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, threads):
     row = dict(row)
     simd(row.pop("level"))

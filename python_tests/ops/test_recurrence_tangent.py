@@ -62,6 +62,7 @@ OWN = {cell.name: cell for cell in (*CELLS, *map(vars(rnnkern.cells).get, rnnker
 
 
 @pytest.mark.parametrize("name", quick_where(lambda name: OWN[name].__name__ in ("several", "nas"), sorted(OWN)))
+@pytest.mark.drawn
 def test_cells_of_users_have_it_too(name):
     agree(recurrence_tangent, reference.recurrence_tangent, results, draws(tangent_sample, name, 4, 2, 5))
 

@@ -117,6 +117,7 @@ def test_opcheck_of_a_cell(cell, option, dtype):
 
 
 @pytest.mark.parametrize("cell", quick_where(lambda cell: cell == "lstm", KERNEL_CELLS))
+@pytest.mark.drawn
 def test_opcheck_of_a_cell_by_tracing(cell):
     call = draw("recurrence", 3, 3, 4, cell=cell)
     check_operators(call._replace(options=call.options | {"save_u": True}), TRACED, first=3)

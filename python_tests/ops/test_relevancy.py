@@ -54,6 +54,7 @@ def test_other_sizes_in_float32(batch, hidden):
 
 
 @each_level
+@pytest.mark.drawn
 def test_every_level_computes_the_same(level, simd):
     simd(level)
     draw = Random(1)

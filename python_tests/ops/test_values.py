@@ -60,6 +60,7 @@ def rows_of(name, sizes):
 
 
 @pytest.mark.parametrize(("name", "dtype"), each(SIZES), ids=str)
+@pytest.mark.drawn
 def test_values_and_gradients(name, dtype):
     for row in rows_of(name, SIZES[name]):
         check(name, **row, dtype=dtype)
@@ -67,6 +68,7 @@ def test_values_and_gradients(name, dtype):
 
 @each_level
 @pytest.mark.parametrize(("name", "dtype"), each(AT_EACH_LEVEL), ids=str)
+@pytest.mark.drawn
 def test_every_simd_level(name, dtype, level, simd):
     simd(level)
     for row in rows_of(name, AT_EACH_LEVEL[name]):

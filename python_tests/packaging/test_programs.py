@@ -43,6 +43,7 @@ def check(chunk):
 @needs_compiler
 @pytest.mark.proof
 @pytest.mark.parametrize("chunk", [c for arch in ("sm_80", "sm_100", "sm_120") for c in chunks(sample(arch))])
+@pytest.mark.drawn
 def test_a_sample_for_other_targets(chunk):
     """A program of every template and dtype compiles without spills. test_sass.py tests sm_90."""
     check(chunk)

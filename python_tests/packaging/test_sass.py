@@ -16,6 +16,7 @@ def has_code_read(program):
 @needs_compiler
 @pytest.mark.proof
 @pytest.mark.parametrize("chunk", chunks(p for p in compiled("sm_90") if not p.header.startswith("relevancy/")))
+@pytest.mark.drawn
 def test_machine_code(chunk):
     """Kernels compile without spills, and their time loops contain the instructions that a step needs."""
     faults = spills(chunk)
@@ -33,6 +34,7 @@ Loading the weights would need 96 or more."""
 @needs_compiler
 @pytest.mark.proof
 @pytest.mark.parametrize("chunk", chunks(p for p in compiled("sm_90") if p.header.startswith("relevancy/")))
+@pytest.mark.drawn
 def test_machine_code_of_relevancy(chunk):
     assert spills(chunk) == []
     for program in chunk:

@@ -64,6 +64,7 @@ def test_forward_mode_loses_nothing(name):
 
 
 @pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.drawn
 def test_compiled_and_exported(name):
     module = moved(registered(name))
     leaves = originals(module)

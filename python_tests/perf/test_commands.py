@@ -12,6 +12,7 @@ COMMANDS = [name for name, text in TEXTS.items() if "ArgumentParser(" in text an
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "dynamics", "gpu"])
+@pytest.mark.drawn
 def test_it_says_what_it_takes(command):
     done = subprocess.run([sys.executable, "-m", f"perf.{command}", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

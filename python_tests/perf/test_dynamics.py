@@ -16,6 +16,7 @@ MISSED = {("gates-spectra", f"gru_reset_before 10 10 seed {seed}", "spectral rad
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.drawn
 def test_small_versions_have_their_numbers_where_theory_says(name, tmp_path):
     found, parts = Rows(name), []
     PICTURES[name](tmp_path, True, found, lambda: parts.append(1))

@@ -135,6 +135,7 @@ SAMPLE = [run for run in RUNS if run.group in ("equality", "clean") or run.name 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("run", SAMPLE, ids=lambda run: f"{run.group}, {run.name}, {run.model}")
+@pytest.mark.drawn
 def test_a_sample_of_the_trainings_reaches_its_goals(run):
     """About a minute for all. `python -m perf.relational` has the others."""
     with Progress("", run.updates, "update") as progress:
