@@ -10,15 +10,11 @@
 namespace rnnkern::cuda {
 namespace {
 
-bool pretends_capture = false;
-
 void set_facts(int64_t major, int64_t minor, int64_t multiprocessors, int64_t shared_bytes, int64_t clusters_of_8,
                int64_t clusters_of_16) {
   device::pretended() = {
       int(major), int(minor), int(multiprocessors), shared_bytes, {int(clusters_of_8), int(clusters_of_16)}};
 }
-
-void set_capturing(bool captures) { pretends_capture = captures; }
 
 void set_seed_of(int64_t seed) { device::set_seed(uint64_t(seed)); }
 
@@ -28,14 +24,13 @@ int64_t count_bank_conflicts() { return device::bank_conflicts(); }
 
 Facts facts_of_current(void*) { return device::pretended(); }
 
-bool capturing(void*) { return pretends_capture; }
+bool capturing(void*) { return false; }
 
 void enter(int) {}
 
 STABLE_TORCH_LIBRARY_IMPL(RNNKERN_LIBRARY, CompositeExplicitAutograd, m) {
   m.impl("set_facts", TORCH_BOX(&set_facts));
   m.impl("set_seed", TORCH_BOX(&set_seed_of));
-  m.impl("set_capturing", TORCH_BOX(&set_capturing));
   m.impl("bank_conflicts", TORCH_BOX(&count_bank_conflicts));
   m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
 }

@@ -24,7 +24,7 @@ def reset_before(u, r, h):
 @rnnkern.cell(gates="x", recurrent="xy")
 def oscillators(u, r, y, z, *, dt=0.1):
     """A cell with a second product, which reads the second state and has no gate in u."""
-    z = z + dt * (torch.tanh(u.x + r.x + r.y(z)) - y)
+    z = z + dt * (torch.tanh(u.x + r.x + r.y(z * torch.sigmoid(u.x))) - y)
     return y + dt * z, z
 
 

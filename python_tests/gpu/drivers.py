@@ -15,7 +15,6 @@ OWN = (
     "set_facts(int major, int minor, int multiprocessors, int shared_bytes, int clusters_of_8=0, "
     "int clusters_of_16=0) -> ()",
     "set_seed(int seed) -> ()",
-    "set_capturing(bool captures) -> ()",
     "bank_conflicts() -> int",
 )
 

@@ -5,7 +5,6 @@ from python_tests.mutation.mutant import Mutant, named, valued
 FILE = "python_tests/ops/test_similarity.py"
 VALUES = valued("similarity")
 PRECISION = named("constant_features or subnormal", FILE)
-PADDED = named("padded_objects or beyond_its_length", FILE)
 TRITON = named("interpreter_finds and similarity", "python_tests/gpu/test_triton.py")
 ON_A_GPU = "rnnkern/triton/similarity.py"
 BINDING = "rnnkern/reference/_relational.py"
@@ -20,8 +19,6 @@ RELATIONAL = [
     Mutant("relational/cpu/objects.h", "row > column :", "row >= column :", "the diagonal of the strict mask", VALUES),
     Mutant("relational/cpu/objects.h", "- first[v]) - mean[v]) * factor[v]", "- first[v])) * factor[v]",
            "the mean in z", VALUES),
-    Mutant("relational/cpu/objects.h", "begin < there; begin +=", "begin < rule.objects; begin +=",
-           "that objects beyond a length are in no segment", PADDED),
     Mutant("relational/cpu/objects.h", "select(abs(x) < Vec<T>(std::numeric_limits<T>::min()), Vec<T>(0), x)", "x",
            "that no subnormal number leaves the kernel", PRECISION),
     Mutant("relational/cpu/objects.h", "lower ? i + tile_rows : n", "lower ? i : n",
