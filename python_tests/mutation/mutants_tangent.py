@@ -16,7 +16,7 @@ TANGENTS = [
     Mutant(TANGENT, "strip.doperand = plan.ones;", "strip.doperand = plan.zeros;",
            "the gates of a second product's operand", TWO_PRODUCTS),
     Mutant(TANGENT, "p.strips.prepare_backward(strip);",
-           "p.strips.prepare_backward(strip), clear(strip.grad[0] + units.begin, q.units);",
+           "p.strips.prepare_backward(strip), clear(strip.grad[0] + units.begin, units.end - units.begin);",
            "the old h in a second product's operand", TWO_PRODUCTS),
     Mutant(TANGENT, "if (added) r[g] = r[g] + V::load(added + g * hidden + unit, lanes);",
            "if (added) r[g] = r[g] + V(2) * V::load(added + g * hidden + unit, lanes);", "forcing counts twice",
