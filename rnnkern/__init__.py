@@ -13,24 +13,9 @@ from rnnkern.swap import explain, replace, restore
 __version__ = "0.1.0"
 
 __all__ = [
-    "Cell",
-    "CellError",
-    "PerformanceWarning",
-    "analysis",
-    "build_info",
-    "cell",
-    "cells",
-    "explain",
-    "nn",
-    "ops",
-    "optim",
-    "parametrizations",
-    "precompile",
-    "release_memory",
-    "replace",
-    "restore",
-    "use",
-]
+    "Cell", "CellError", "PerformanceWarning", "analysis", "build_info", "cell", "cells", "explain", "nn", "ops",
+    "optim", "parametrizations", "precompile", "release_memory", "replace", "restore", "use",
+]  # fmt: skip
 
 
 def build_info() -> dict[str, Any]:

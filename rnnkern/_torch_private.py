@@ -23,25 +23,10 @@ from torch.nn import Module
 from torch.nn.utils import parametrize
 
 __all__ = [
-    "FakeTensor",
-    "address_of",
-    "constant_when_compiled",
-    "context_of_backward",
-    "defaults_of",
-    "has_onednn",
-    "in_forward_mode",
-    "is_batched",
-    "is_fake",
-    "is_in_transform",
-    "is_wrapped",
-    "lay_out",
-    "lazy_clone",
-    "onednn",
-    "parametrize_again",
-    "precision_of_products",
-    "unwrap_dead_wrappers",
-    "without_autograd",
-]
+    "FakeTensor", "address_of", "constant_when_compiled", "context_of_backward", "defaults_of", "has_onednn",
+    "in_forward_mode", "is_batched", "is_fake", "is_in_transform", "is_wrapped", "lay_out", "lazy_clone", "onednn",
+    "parametrize_again", "precision_of_products", "unwrap_dead_wrappers", "without_autograd",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable)
 

@@ -23,13 +23,9 @@ from rnnkern.analysis._gains import ROWS, gates_of
 from rnnkern.analysis._samples import theory_cell
 
 __all__ = [
-    "Initialisation",
-    "adding_solution_",
-    "copy_solution_",
-    "describe_initialisation",
-    "gate_variance_",
+    "Initialisation", "adding_solution_", "copy_solution_", "describe_initialisation", "gate_variance_",
     "glorot_normal_",
-]
+]  # fmt: skip
 
 CELLS_OF_KINDS = {
     (torch.nn.LSTM, torch.nn.LSTMCell): "lstm",

@@ -11,23 +11,7 @@ from rnnkern.parametrizations._stable import stable, zero_order_hold
 from rnnkern.parametrizations._unitary import ComplexGivens, Fourier, unitary, unitary_matrix
 
 __all__ = [
-    "INITS",
-    "ComplexGivens",
-    "Fourier",
-    "Givens",
-    "Householder",
-    "Orthogonal",
-    "OrthogonalGate",
-    "Schur",
-    "SpectralMargin",
-    "orthogonal",
-    "orthogonal_gate",
-    "orthogonal_matrix",
-    "reset_parameters",
-    "schur",
-    "spectral_margin",
-    "stable",
-    "unitary",
-    "unitary_matrix",
-    "zero_order_hold",
-]
+    "INITS", "ComplexGivens", "Fourier", "Givens", "Householder", "Orthogonal", "OrthogonalGate", "Schur",
+    "SpectralMargin", "orthogonal", "orthogonal_gate", "orthogonal_matrix", "reset_parameters", "schur",
+    "spectral_margin", "stable", "unitary", "unitary_matrix", "zero_order_hold",
+]  # fmt: skip
