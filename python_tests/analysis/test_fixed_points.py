@@ -20,7 +20,6 @@ from rnnkern.analysis import (
     phase,
     pinching_rate,
     shaping,
-    switch_limit,
     zero_point,
 )
 
@@ -235,15 +234,16 @@ def test_the_masses_and_the_disk_of_a_switch():
         inner = ((1 - z) * (y.abs() < 1))[:, None] * R_n / 2
         J = z.diag() + inner + ((old - n) * z * (1 - z))[:, None] * R_z
         eigenvalues = torch.linalg.eigvals(J)
-        wanted = switch_limit(old.square().mean().item(), gains)
+        C_h = old.square().mean().item()
+        alpha, eta = 0.5, math.erf(1 / math.sqrt(2 * 9 / 4 * C_h))  # shares of closed gates, unsaturated candidates
         ones, zeros = ((eigenvalues - at).abs() < 0.05 for at in (1, 0))
         opened, saturated = (z > 0.5).double().mean(), ((z < 0.5) & (y.abs() > 1)).double().mean()
-        assert abs(ones.double().mean() - wanted.at_one) < 0.05
+        assert abs(ones.double().mean() - (1 - alpha)) < 0.05
         assert abs(ones.double().mean() - opened) < 0.02
-        assert abs(zeros.double().mean() - wanted.at_zero) < 0.05
+        assert abs(zeros.double().mean() - alpha * (1 - eta)) < 0.05
         assert abs(zeros.double().mean() - saturated) < 0.02
         bulk = eigenvalues[~ones & ~zeros].abs()
-        assert abs(bulk.quantile(0.97) / wanted.radius - 1) < 0.1
+        assert abs(bulk.quantile(0.97) / (math.sqrt(alpha * eta) * 3 / 2) - 1) < 0.1
 
 
 # ---- gains

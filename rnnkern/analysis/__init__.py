@@ -10,7 +10,7 @@ from rnnkern.analysis._lyapunov import Spectrum, kaplan_yorke, lyapunov_spectrum
 from rnnkern.analysis._mean_field import MeanField, mean_field
 from rnnkern.analysis._memory import KINDS, memory_function, perturbation_error
 from rnnkern.analysis._nonnormal import Departure, commutator, henrici_departure, schur_parts, transient_norms
-from rnnkern.analysis._phases import SwitchLimit, bifurcation, marginal, phase, pinching_rate, switch_limit
+from rnnkern.analysis._phases import bifurcation, marginal, phase, pinching_rate
 from rnnkern.analysis._samples import unit_samples
 from rnnkern.analysis._slow import expected_slow_fraction, participation, slow_fraction, squared_singular_values
 from rnnkern.analysis._spectral import (
@@ -24,11 +24,11 @@ from rnnkern.analysis._spectral import (
 )
 
 __all__ = [
-    "KINDS", "Departure", "Gains", "MeanField", "Spectrum", "Support", "SwitchLimit", "UnitSamples", "ZeroPoint",
+    "KINDS", "Departure", "Gains", "MeanField", "Spectrum", "Support", "UnitSamples", "ZeroPoint",
     "bifurcation", "commutator", "dependency_depth", "expected_slow_fraction", "fisher_memory_curve",
     "fixed_point_support", "fixed_points", "gradient_norms", "henrici_departure", "jacobian", "kaplan_yorke",
     "lyapunov_spectrum", "marginal", "mean_field", "memory_function", "participation", "perturbation_error", "phase",
     "pinching_rate", "schur_parts", "shaping", "slow_fraction", "spatial_fisher", "spectral_boundary", "spectral_edge",
-    "spectral_function", "spectral_support", "squared_singular_values", "switch_limit", "transient_norms",
+    "spectral_function", "spectral_support", "squared_singular_values", "transient_norms",
     "unit_samples", "zero_point",
 ]  # fmt: skip

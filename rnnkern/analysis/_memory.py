@@ -94,7 +94,7 @@ def _told(x: Tensor) -> str:
 @torch.no_grad()
 def perturbation_error(
     model: Module, error: Callable[[Module], Tensor | float], radius: float, *, names: Sequence[str] | None = None,
-    samples: int = 10, generator: Generator | None = None, at_once: bool = False,
+    samples: int = 10, generator: Generator | None = None,
 ) -> float:  # fmt: skip
     r"""Estimates the largest error of a model over perturbations of its parameters.
 
@@ -115,8 +115,6 @@ def perturbation_error(
         names: names of the parameters to perturb, as in ``model.named_parameters()``. The default is all.
         samples: number of perturbations.
         generator: CPU generator for the perturbations. The default is torch's global generator.
-        at_once: if True, calls ``error`` once, under ``torch.vmap`` over all perturbations, which for small networks is
-            faster: their recurrences become the heads of one call. ``error`` must then return a scalar tensor.
 
     Returns:
         The largest error; infinity if an error is NaN.
@@ -141,33 +139,15 @@ def perturbation_error(
             raise ValueError(f"perturbation_error: `{name}` must not be negative, got {value}")
     begun = {name: parameters[name].clone() for name in names}
     largest = _number(error(model))
-    drawn = ({name: x + radius * _direction(x, generator) for name, x in begun.items()} for _ in range(samples))
-    if at_once and samples and names:
-        members = list(drawn)
-        stacked = {f"model.{name}": torch.stack([member[name] for member in members]) for name in names}
-        whole = _Error(model, error)
-        errors = torch.func.vmap(lambda values: torch.func.functional_call(whole, values, ()))(stacked)
-        return max(largest, *map(_number, errors))
     try:
-        for member in drawn:
-            for name, value in member.items():
-                parameters[name].copy_(value)
+        for _ in range(samples):
+            for name, value in begun.items():
+                parameters[name].copy_(value + radius * _direction(value, generator))
             largest = max(largest, _number(error(model)))
     finally:
         for name, value in begun.items():
             parameters[name].copy_(value)
     return largest
-
-
-class _Error(Module):
-    """The error of a model as a module."""
-
-    def __init__(self, model: Module, error: Callable[[Module], Tensor]) -> None:
-        super().__init__()
-        self.model, self.error = model, error
-
-    def forward(self) -> Tensor:
-        return self.error(self.model)
 
 
 def _direction(like: Tensor, generator: Generator | None) -> Tensor:

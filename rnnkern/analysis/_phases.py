@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 
@@ -14,10 +13,8 @@ from rnnkern.analysis._fixed_points import (
     shaping,
     zero_point,
 )
-from rnnkern.analysis._gains import RESET_CELLS, Gains, Gate, check_not_negative, gates_of, sigmoid
+from rnnkern.analysis._gains import RESET_CELLS, Gains, Gate, check_not_negative, gates_of
 from rnnkern.analysis._gauss import peak, root
-
-PHASES = ("zero", "coexistence", "chaos")
 
 
 def phase(
@@ -178,51 +175,6 @@ def pinching_rate(C_h: float, rho: float, *, beta: float = 0.0) -> float:
         raise ValueError(f"pinching_rate: `rho` must be between 1 and {math.sqrt(limit):g}, got {rho}")
     erf = torch.tensor(2 / rho**2 - 1, dtype=torch.float64)
     return math.sqrt(2) * torch.erfinv(erf).item() + beta / math.sqrt(C_h)
-
-
-class SwitchLimit(NamedTuple):
-    """Result of :func:`switch_limit`."""
-
-    at_one: float
-    at_zero: float
-    radius: float
-
-
-def switch_limit(C_h: float, gains: Mapping[str, float], biases: Mapping[str, float] | None = None) -> SwitchLimit:
-    r"""Computes the eigenvalues of a GRU whose update gate is a switch, for infinite a_z and no gain of the reset gate,
-    with hardtanh in place of tanh.
-
-    A share :math:`1 - \alpha` of the eigenvalues is 1, a share :math:`\alpha (1 - \eta)` is 0, and the others fill a
-    disk around 0 of radius :math:`\sqrt{\alpha \eta}\, a_h \sigma(b_r)`. :math:`\alpha` is the share of closed update
-    gates (:func:`marginal`) with :math:`\beta = b_z / a_z`, :math:`\eta` that of unsaturated candidates.
-
-    Args:
-        C_h: mean square of the units.
-        gains: of a GRU; r must be 0, and z is used for beta only.
-        biases: means of the biases, by gate; missing ones are 0.
-
-    Returns:
-        ``SwitchLimit(at_one, at_zero, radius)``.
-
-    Raises:
-        ValueError: a name is unknown, a gain is missing or negative, the gain of r is not 0 or that of z is 0, or
-            ``C_h`` is not positive.
-
-    Source: Can, Krishnamurthy and Schwab 2020, equation 22.
-
-    >>> switch_limit(0.35, Gains(3.0, 100.0, 0.0)).at_one
-    0.5
-    """
-    gates = gates_of("switch_limit", "gru_reset_before", gains, biases)
-    if gates["r"].gain != 0 or gates["z"].gain == 0:
-        raise ValueError(f"switch_limit: the gain of r must be 0 and that of z positive, got {dict(gains)}")
-    if not C_h > 0:
-        raise ValueError(f"switch_limit: `C_h` must be positive, got {C_h}")
-    h, r = gates["h"], sigmoid(gates["r"].bias)
-    alpha = closed_share(C_h, gates["z"].bias / gates["z"].gain)
-    deviation = math.sqrt(2) * h.gain * r * math.sqrt(C_h)
-    eta = (math.erf((1 - h.bias) / deviation) + math.erf((1 + h.bias) / deviation)) / 2 if deviation > 0 else 1.0
-    return SwitchLimit(1 - alpha, alpha * (1 - eta), math.sqrt(alpha * eta) * h.gain * r)
 
 
 def closed_share(C_h: float, beta: float) -> float:
