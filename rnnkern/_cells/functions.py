@@ -55,54 +55,29 @@ for _op, _name in (("and", "logical_and"), ("or", "logical_or")):
 _plain("not", 1, "logical_not", "invert", "bitwise_not")
 
 
-@_known()
-def add(make, input, other, *, alpha=1):
-    return make("add", input, make("mul", other, alpha))
-
-
-@_known("subtract")
-def sub(make, input, other, *, alpha=1):
-    return make("sub", input, make("mul", other, alpha))
-
-
-@_known()
-def rsub(make, input, other):
-    return make("sub", other, input)
-
-
-@_known("truediv", "divide", "true_divide")
-def div(make, input, other):
-    return make("div", input, other)
-
-
-@_known()
-def rtruediv(make, input, other):
-    return make("div", other, input)
-
-
-@_known()
-def ne(make, input, other):
-    return make("not", make("eq", input, other))
-
-
-@_known()
-def where(make, condition, input, other):
-    return make("select", condition, input, other)
-
-
-@_known()
-def square(make, input):
-    return make("mul", input, input)
-
-
-@_known()
-def reciprocal(make, input):
-    return make("div", 1, input)
-
-
-@_known()
-def rsqrt(make, input):
-    return make("div", 1, make("sqrt", input))
+_EXPRESSIONS = {
+    "add": lambda make, input, other, *, alpha=1: make("add", input, make("mul", other, alpha)),
+    "sub subtract": lambda make, input, other, *, alpha=1: make("sub", input, make("mul", other, alpha)),
+    "rsub": lambda make, input, other: make("sub", other, input),
+    "div truediv divide true_divide": lambda make, input, other: make("div", input, other),
+    "rtruediv": lambda make, input, other: make("div", other, input),
+    "ne": lambda make, input, other: make("not", make("eq", input, other)),
+    "where": lambda make, condition, input, other: make("select", condition, input, other),
+    "square": lambda make, input: make("mul", input, input),
+    "reciprocal": lambda make, input: make("div", 1, input),
+    "rsqrt": lambda make, input: make("div", 1, make("sqrt", input)),
+    "clamp_min": lambda make, input, min: clamp(make, input, min),
+    "clamp_max": lambda make, input, max: clamp(make, input, None, max),
+    "relu": lambda make, input: make("relu", input),
+    "relu6": lambda make, input: hardtanh(make, input, 0.0, 6.0),
+    "hardsigmoid": lambda make, input: hardtanh(make, make("add", make("div", input, 6), 0.5), 0.0, 1.0),
+    "logsigmoid log_sigmoid": lambda make, input: make(
+        "sub", make("minimum", input, 0), make("log1p", make("exp", make("neg", make("abs", input))))
+    ),
+    "silu": lambda make, input: make("mul", input, make("sigmoid", input)),
+    "softsign": lambda make, input: make("div", input, make("add", make("abs", input), 1)),
+}
+FUNCTIONS |= {name: function for names, function in _EXPRESSIONS.items() for name in names.split()}
 
 
 @_known("pow")
@@ -138,21 +113,6 @@ def clamp(make, input, min=None, max=None):
 
 
 @_known()
-def clamp_min(make, input, min):
-    return clamp(make, input, min)
-
-
-@_known()
-def clamp_max(make, input, max):
-    return clamp(make, input, None, max)
-
-
-@_known()
-def relu(make, input):
-    return make("relu", input)
-
-
-@_known()
 def leaky_relu(make, input, negative_slope=0.01):
     if negative_slope > 0:
         return make("leaky_relu", input, data=float(negative_slope))
@@ -172,31 +132,11 @@ def hardtanh(make, input, min_val=-1.0, max_val=1.0):
 
 
 @_known()
-def relu6(make, input):
-    return hardtanh(make, input, 0.0, 6.0)
-
-
-@_known()
-def hardsigmoid(make, input):
-    return hardtanh(make, make("add", make("div", input, 6), 0.5), 0.0, 1.0)
-
-
-@_known()
 def softplus(make, input, beta=1.0, threshold=20.0):
     scaled = make("mul", input, beta)
     linear = make("gt", scaled, threshold)
     inside = make("select", linear, 0, scaled)  # prevents overflow in the unused branch
     return make("select", linear, input, make("div", make("log1p", make("exp", inside)), beta))
-
-
-@_known()
-def logsigmoid(make, input):
-    return make("sub", make("minimum", input, 0), make("log1p", make("exp", make("neg", make("abs", input)))))
-
-
-@_known()
-def silu(make, input):
-    return make("mul", input, make("sigmoid", input))
 
 
 @_known()
@@ -208,11 +148,5 @@ def gelu(make, input, *, approximate="none"):
     return make("mul", make("mul", input, 0.5), make("add", make("tanh", inner), 1))
 
 
-@_known()
-def softsign(make, input):
-    return make("div", input, make("add", make("abs", input), 1))
-
-
-FUNCTIONS["log_sigmoid"] = FUNCTIONS["logsigmoid"]
 _OPERATORS = {"and", "or", "not", "pos", "invert", "bitwise_not", "rsub", "truediv", "rtruediv", "power"}
 NAMES = FUNCTIONS.keys() - _OPERATORS

@@ -22,12 +22,12 @@ from rnnkern.reference._relevancy import (
     given_scores,
     relevancy_recurrence,
 )
-from rnnkern.reference._sab import SABMemory, SABState, begin_sab, sab_recurrence, sab_slots
+from rnnkern.reference._sab import SABMemory, SABState, begin_sab, sab_recurrence
 
 __all__ = [
     "CELLS", "RelevancyMemory", "RelevancyState", "SABMemory", "SABState", "Tangents", "begin_sab",
     "binding_recurrence", "cayley", "empty_state", "gather_attention", "given_scores", "givens_product",
     "givens_recurrence", "householder_product", "linear_scan", "linear_scan_backward", "moment_filter",
-    "project_orthogonal", "recurrence", "recurrence_tangent", "relevancy_recurrence", "sab_recurrence", "sab_slots",
+    "project_orthogonal", "recurrence", "recurrence_tangent", "relevancy_recurrence", "sab_recurrence",
     "schur_weight", "similarity", "skew", "skew_exp",
 ]  # fmt: skip

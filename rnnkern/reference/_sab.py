@@ -49,11 +49,6 @@ def begin_sab(h0: Tensor, c0: Tensor) -> SABState:
     return SABState(h0, c0, h0.unsqueeze(1), torch.zeros(len(h0), dtype=torch.int64, device=h0.device), 0)
 
 
-def sab_slots(state: SABState, steps: int, attend_every: int) -> int:
-    """L after ``steps`` more steps."""
-    return 1 + (state.steps + steps) // attend_every
-
-
 def sab_recurrence(
     u: Tensor,
     R: Tensor,
