@@ -243,7 +243,7 @@ MUTANTS = [
            RACES),
     Mutant("recurrence/cpu/backward.h", "p.above->wait(p.steps.count - chunk.begin)", "p.above->wait(0)",
            "what a layer's gradient waits for", RACES),
-    Mutant("recurrence/cpu/operators.cpp", "if (same_as_dbias) std::memcpy", "if (false) std::memcpy",
+    Mutant("recurrence/cpu/operators.cpp", "same_as_dbias != p.dbias) std::memcpy", "false) std::memcpy",
            "the gradient of bias_ih",
            values("lstm")),
     Mutant("recurrence/cpu/operators.cpp", "p.scale_row = per_sequence ? 1 : 0", "p.scale_row = 1",
