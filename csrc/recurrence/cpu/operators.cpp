@@ -48,8 +48,11 @@ void set_common(Problem& p, const Call& call) {
   p.keep = call.weights_of_old<T>();
 }
 
-void count_kernel(const char* direction, const Call& call) {
-  rnnkern::count_kernel("recurrence/cpu", direction, call.cell.name);
+// The last step before a call runs: `call` is checked, and its tensors are those of the caller until here.
+void prepare(Call& call, const char* direction, int64_t parts) {
+  call.set_parts(parts);
+  count_kernel("recurrence/cpu", direction, call.cell.name);
+  widen(call, !multiplies_bfloat16(call));
 }
 
 // A problem that is ready to run, its kernel, its first result (h, or the gradient of u), and a function that returns
@@ -276,9 +279,7 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
             reset, reverse, weight_ih, bias_ih, simd_vector_bytes());
   call.set_noise(zoneout, dropout, seed);
   call.set_keep(keep);
-  call.set_parts(parts);
-  count_kernel("forward", call);
-  widen(call, !multiplies_bfloat16(call));
+  prepare(call, "forward", parts);
   return by_arithmetic(
       call, [&](auto zero) { return results_of(call, forward<decltype(zero)>(call, training, save_gates)); });
 }
@@ -299,11 +300,9 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
             one_for_all ? OptionalTensor(h) : OptionalTensor());
   call.set_noise(zoneout, dropout, seed);
   call.set_keep(keep);
-  call.set_parts(parts);
   if (call.backward_reads_u(saved) && (weight_ih || !repeats(call.u))) call.u = dense(call.u);
   const Tensor h0 = call.state[0];
-  count_kernel("backward", call);
-  widen(call, !multiplies_bfloat16(call));
+  prepare(call, "backward", parts);
   return by_arithmetic(call, [&](auto zero) {
     return results_of(call, backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved,
                                                      {needs_u, needs_R, needs_bias, needs_weight_ih,
@@ -320,9 +319,7 @@ Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R,
                             bool save_gates, Tensors weight_ih, OptionalTensors bias_ih, int64_t parts) {
   std::array<Call, 2> calls =
       both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
-  for (Call& call : calls) call.set_parts(parts);
-  for (const Call& call : calls) count_kernel("forward", call);
-  for (Call& call : calls) widen(call, !multiplies_bfloat16(call));
+  for (Call& call : calls) prepare(call, "forward", parts);
   return by_arithmetic(calls[0], [&](auto zero) {
     using T = decltype(zero);
     auto first = forward<T>(calls[0], training, save_gates, stacked ? OptionalTensor(calls[1].u) : OptionalTensor());
@@ -345,9 +342,7 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
   std::array<Call, 2> calls = both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih,
                                          bias_ih, only(OptionalTensors(h), false));
   const Tensor h0[2] = {calls[0].state[0], calls[1].state[0]};
-  for (Call& call : calls) call.set_parts(parts);
-  for (const Call& call : calls) count_kernel("backward", call);
-  for (Call& call : calls) widen(call, !multiplies_bfloat16(call));
+  for (Call& call : calls) prepare(call, "backward", parts);
   return by_arithmetic(calls[0], [&](auto zero) {
     using T = decltype(zero);
     auto one = [&](bool second, const OptionalTensor& grad) {
