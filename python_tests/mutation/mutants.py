@@ -22,6 +22,7 @@ DRAWS = named("float64_agrees and (zoneout or dropout)")
 NORMS = named("float64_agrees and layer_norm")
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
+STEPS = named("values_and_gradients and -1-", "python_tests/ops/test_steps.py")
 BOTH = named("the_bits", "python_tests/ops/test_pair.py")
 BOUNDED = named("above_what_its_scheme_serves and 33", "python_tests/ops/test_skew_bound.py")
 EIGENVALUES = named("keeps_its_bounds and 33", "python_tests/ops/test_skew_exp.py")
@@ -201,7 +202,7 @@ MUTANTS = [
     Mutant("recurrence/cpu/product.h", "smaller(last * width, outputs) - first * width",
            "smaller(last * width, outputs - 1) - first * width", "a panel's last unit", values("tanh")),
     Mutant("recurrence/cpu/product.h", "size = width / 2; size > 0", "size = width / 2; size > 1",
-           "half of a sum over lanes", DRAWN),
+           "half of a sum over lanes", STEPS),
     Mutant("recurrence/cpu/forward.h", "now.h.is_reset(b) ? plan.zeros : state", "state", "the reset of c",
            values("lstm")),
     Mutant("recurrence/cpu/forward.h", "plan.carried + next", "plan.carried + before",
@@ -224,7 +225,7 @@ MUTANTS = [
     Mutant("cpu/weight_gradient.h", "part = 1; part < count", "part = 2; part < count",
            "the second member's part of dR", DRAWN),
     Mutant("cpu/weight_gradient.h", "smaller(unit1_ - head * units, units)", "units",
-           "where a member's units end", DRAWN),
+           "where a member's units end", TEAMS),
     # ---- the driver
     Mutant("recurrence/call.h", "    return dense(x);", "    return x;", "memory that is not contiguous",
            named("layouts")),
