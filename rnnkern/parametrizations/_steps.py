@@ -1,5 +1,5 @@
-"""Counts the steps of all torch.optim optimizers, notifies listeners, and warns if parameters behind orthogonal weights
-train like all others.
+"""Hook after the steps of all torch.optim optimizers, which counts them, moves dynamic bases, and warns if parameters
+behind orthogonal weights train like all others.
 
 Several threads may train and create modules concurrently, so shared data is changed only by atomic operations.
 """
@@ -13,6 +13,8 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from rnnkern._torch_private import disable_when_called
 
 
 class Listener(Protocol):
@@ -73,7 +75,7 @@ def _examine(optimizer: Optimizer) -> None:
             return
 
 
-@torch.compiler.disable
+@disable_when_called
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     global _count
     _count = next(_numbers)
