@@ -9,7 +9,8 @@ from torch.nn.utils import parametrize
 
 from rnnkern.ops import Choice
 from rnnkern.ops._orthogonal.givens_recurrence import DTYPES, pays
-from rnnkern.parametrizations import ComplexGivens, Givens
+from rnnkern.parametrizations._factors import Givens
+from rnnkern.parametrizations._unitary import ComplexGivens
 
 
 def layers_inside(module: Module, name: str, fused: bool | None, x: Tensor, batch: int) -> dict[str, Any] | None:

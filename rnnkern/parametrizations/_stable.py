@@ -22,7 +22,7 @@ class _Stable(Parametrization):
     def __init__(
         self, like: Tensor, stable_map: str, dt: float | None, b: float, timescales: tuple[float, float]
     ) -> None:  # fmt: skip
-        super().__init__()
+        super().__init__(like)
         if stable_map not in MAPS:
             raise ValueError(f"stable: `stable_map` must be one of {MAPS}, got {stable_map!r}")
         if dt is not None and not 0 < dt < math.inf:
@@ -35,7 +35,6 @@ class _Stable(Parametrization):
             wanted = "positive and ascending" + (f", and at least b = {b} for the map 'inverse'" if least else "")
             raise ValueError(f"stable: `timescales` must be {wanted}, got {timescales}")
         self.stable_map, self.dt, self.b, self.timescales = stable_map, dt, b, (shortest, longest)
-        self._shape, self._begun = tuple(like.shape), (like.dtype, like.device)
 
     def rates(self, m: Tensor) -> Tensor:
         """g(m), the eigenvalues of the continuous-time weight, shaped like ``m``."""
@@ -51,9 +50,7 @@ class _Stable(Parametrization):
 
     def drawn(self, *shape: int) -> Tensor:
         """Initial m."""
-        dtype, device = self._begun
-        for original in self.originals:  # the device or dtype may have changed
-            dtype, device = original.dtype, original.device
+        dtype, device = self.place()
         shortest, longest = map(math.log, self.timescales)
         uniform = torch.rand(shape, dtype=torch.float64, device=device)
         return self._preimage(-(-(shortest + (longest - shortest) * uniform)).exp()).to(dtype)
@@ -73,7 +70,7 @@ class _Stable(Parametrization):
             low, high = (fastest, 0.0) if self.dt is None else (math.exp(fastest * self.dt), 1.0)
         within = (eigenvalues >= low) & (eigenvalues < high) & g.isfinite()
         if not within.all():
-            of = "" if len(self._shape) == 1 else "eigenvalues of "
+            of = "" if len(self.sizes) == 1 else "eigenvalues of "
             got = f"{eigenvalues.min():.6g} to {eigenvalues.max():.6g}"
             wanted = f"in [{low:g}, {high:g})"
             raise ValueError(f"stable: {of}the weight must be {wanted}, got {got}")
@@ -88,14 +85,11 @@ class _Stable(Parametrization):
         return g if self.stable_map == "direct" else (-1 / g - self.b).clamp(min=0).sqrt()
 
     def checked(self, weight: Tensor) -> Tensor:
-        if tuple(weight.shape) != self._shape:
-            raise ValueError(f"stable: the weight must be {self._shape}, got {tuple(weight.shape)}")
-        if not weight.isfinite().all():
-            raise ValueError("stable: the weight must be finite")
+        self.check("stable", weight)
         return weight.detach().double()
 
     def extra_repr(self) -> str:
-        return f"{self._shape}, stable_map={self.stable_map}, dt={self.dt}"
+        return f"{self.sizes}, stable_map={self.stable_map}, dt={self.dt}"
 
 
 class StableDiagonal(_Stable):
@@ -105,7 +99,7 @@ class StableDiagonal(_Stable):
         return self.eigenvalues(m)
 
     def draw(self) -> Tensor:
-        return self.drawn(*self._shape)
+        return self.drawn(*self.sizes)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Raises ValueError if the weight has the wrong shape or is outside the range of the map."""
@@ -128,7 +122,7 @@ class StableMatrix(_Stable):
 
     def draw(self) -> tuple[Tensor, Tensor]:
         self.base.copy_(orthogonal_matrix(self.base, "haar"))
-        return torch.zeros_like(self.base), self.drawn(*self._shape[:-1])
+        return torch.zeros_like(self.base), self.drawn(*self.sizes[:-1])
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Sets B to eigenvectors and A to zero.
@@ -153,8 +147,8 @@ class DirectMatrix(_Stable):
         return M.clone() if self.dt is None else torch.linalg.matrix_exp(self.dt * M)
 
     def draw(self) -> Tensor:
-        rates = self.drawn(*self._shape[:-1])
-        V = orthogonal_matrix(rates.new_empty(self._shape), "haar")
+        rates = self.drawn(*self.sizes[:-1])
+        V = orthogonal_matrix(rates.new_empty(self.sizes), "haar")
         return (V * rates.unsqueeze(-2)) @ V.mT
 
     def right_inverse(self, weight: Tensor) -> Tensor:
