@@ -1,4 +1,4 @@
-"""Slow modes of a Jacobian, and the singular values of its powers at a fixed point."""
+"""Slow modes of a Jacobian, and the mean square of the singular values of its powers at a fixed point."""
 
 import math
 from collections.abc import Mapping
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rnnkern.analysis._fixed_points import FIXED_POINT_CELLS, shaping
+from rnnkern.analysis._fixed_points import FIXED_POINT_CELLS, closed_share, shaping
 from rnnkern.analysis._gains import check_not_negative, gates_of, sigmoid
-from rnnkern.analysis._phases import closed_share
 
 
 @torch.no_grad()
