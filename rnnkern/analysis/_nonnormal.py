@@ -1,5 +1,4 @@
-"""How far weights are from normal (Henrici's departure, Schur forms, transients), and what memory of past inputs
-linear networks gain by it."""
+"""How far weights are from normal, and the transients and the memory that linear networks gain by it."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,5 +1,4 @@
-"""Base classes of the parametrizations, which cache the weight and move its base, and the functions that register and
-reset them."""
+"""Base classes of the parametrizations, and the functions that register and reset them."""
 
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -1,5 +1,4 @@
-"""Hook after the steps of all torch.optim optimizers, which counts them, moves dynamic bases, and warns if parameters
-behind orthogonal weights train like all others.
+"""Hook after the steps of all torch.optim optimizers, which moves dynamic bases and warns of unsuitable rates.
 
 Several threads may train and create modules concurrently, so shared data is changed only by atomic operations.
 """
