@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from rnnkern.analysis._gains import RESET_CELLS, Gains, Gate, check_not_negative, gates_of, sigmoid
-from rnnkern.analysis._gauss import mean_square_gate, mean_square_slope, nodes, peak, root, sech2, slope
+from rnnkern.analysis._gauss import mean_square_of, nodes, peak, root, sech2, slope
 
 FIXED_POINT_CELLS = ("gru_reset_before", "gru", "tanh")
 SMALLEST, SCANNED = 1e-10, 161
@@ -150,11 +150,9 @@ def shaping(
     if cell == "gru":
         return _shaping_after(gates, C_h)
     r = gates.get("r")
-    C_r = 1.0 if r is None else mean_square_gate(r.bias, r.deviation(C_h))
-    through_gate = 0.0 if r is None else r.gain**2 * mean_square_slope(r.bias, r.deviation(C_h)) * C_h
-    deviation = h.deviation(C_r * C_h)
-    y, w = nodes(deviation)
-    return h.gain * math.sqrt(float(w @ sech2(h.bias + deviation * y).square()) * (C_r + through_gate))
+    C_r = 1.0 if r is None else mean_square_of(torch.sigmoid, r.bias, r.deviation(C_h))
+    through_gate = 0.0 if r is None else r.gain**2 * mean_square_of(slope, r.bias, r.deviation(C_h)) * C_h
+    return h.gain * math.sqrt(mean_square_of(sech2, h.bias, h.deviation(C_r * C_h)) * (C_r + through_gate))
 
 
 def phase(
@@ -327,10 +325,8 @@ def mean_square(cell: str, gates: Mapping[str, Gate], C: float) -> float:
     h, r = gates["h"], gates.get("r")
     if cell == "gru":
         return _mean_square_after(gates, C)
-    C_y = C if r is None else C * mean_square_gate(r.bias, r.deviation(C))
-    deviation = h.deviation(C_y)
-    y, w = nodes(deviation)
-    return float(w @ torch.tanh(h.bias + deviation * y).square())
+    C_y = C if r is None else C * mean_square_of(torch.sigmoid, r.bias, r.deviation(C))
+    return mean_square_of(torch.tanh, h.bias, h.deviation(C_y))
 
 
 def _mean_square_after(gates: Mapping[str, Gate], C: float) -> float:

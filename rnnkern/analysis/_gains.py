@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 GATES = {
     "tanh": ("h",),
@@ -44,15 +44,6 @@ class Gains(dict[str, float]):
     >>> rnnkern.analysis.Gains(3.0, z=10.0, r=1.0)
     Gains(h=3.0, z=10.0, r=1.0)
     """
-
-    @overload
-    def __init__(self, h: float) -> None: ...
-
-    @overload
-    def __init__(self, h: float, z: float, r: float) -> None: ...
-
-    @overload
-    def __init__(self, h: float, f: float, i: float, o: float) -> None: ...
 
     def __init__(self, *values: float, **named: float) -> None:
         order = {len(names): names for names in GATES.values()}.get(len(values), ())

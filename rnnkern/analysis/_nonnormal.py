@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from rnnkern.ops._orthogonal.orthogonal import DTYPES, REAL
 from rnnkern.ops.checks import check_square
 from rnnkern.reference import schur_weight
 
-REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-DTYPES = (*REAL, torch.complex64, torch.complex128)
 ACCURACY = 1e-10
 """Largest entry that schur_parts may neglect, relative to the norm of the matrix."""
 DOUBLINGS = 64

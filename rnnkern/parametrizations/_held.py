@@ -104,7 +104,7 @@ class _Computation:
         self.copies = [x.detach().clone() for x in tensors] if comparable(tensors[0]) else None
         self.spent = False
         # Saved-tensor hooks (checkpointing, offloading) of the first caller must not apply to the other callers.
-        hooks = saved_tensors_hooks(Tensor.detach, _as_it_is)
+        hooks = saved_tensors_hooks(Tensor.detach, lambda x: x)
         with torch.inference_mode(False), torch.set_grad_enabled(graph), hooks:
             self.inputs = [x.detach().requires_grad_(graph and x.requires_grad) for x in originals]
             self.value = without_autocast(compute)(*self.inputs)
@@ -129,10 +129,6 @@ class _Computation:
         found = iter(differentiate(value, needed, grad, materialize_grads=True, **options))
         self.spent = True
         return [next(found) if want else None for want in wanted]
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
 
 
 class _Weight(torch.autograd.Function):

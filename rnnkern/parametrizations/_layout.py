@@ -59,10 +59,6 @@ class Layout(NamedTuple):
         return (V.mT if self.blocks[-2] < self.blocks[-1] else V).reshape(self.shape).contiguous()
 
 
-def square(like: Tensor) -> Layout:
-    return Layout(tuple(like.shape), tuple(like.shape))
-
-
 @torch.no_grad()
 def orthonormal(function: str, V: Tensor) -> Tensor:
     """V (..., n, k) where its columns are orthonormal up to rounding, otherwise Q of its QR decomposition with a

@@ -12,7 +12,7 @@ from rnnkern import ops
 from rnnkern.parametrizations import _held as held
 from rnnkern.parametrizations._factors import Givens, Householder
 from rnnkern.parametrizations._initial import check_init, orthogonal_matrix
-from rnnkern.parametrizations._layout import Layout, complement, orthonormal, square
+from rnnkern.parametrizations._layout import Layout, complement, orthonormal
 from rnnkern.parametrizations._parametrization import Based, Parametrization, register
 from rnnkern.reference._orthogonal import skew
 
@@ -37,7 +37,7 @@ class Orthogonal(Based):
         super().__init__(like, "orthogonal", init, base, rebase_every)
         if layout is None:
             check_init(init)  # None would keep the existing weight
-        self.layout = layout or square(like)
+        self.layout = layout or Layout(self.sizes, self.sizes)
         size = self.layout.size
         if num_negative is not None and (orthogonal_map != "scaled_cayley" or not 0 <= num_negative <= size):
             only = f"from 0 to N = {size} and applies only to the map 'scaled_cayley'"
@@ -51,11 +51,15 @@ class Orthogonal(Based):
         # On a GPU, where reading A is slow: whether A is 0, and in which version; None if unknown.
         self._zero: tuple[Tensor, int] | None = None
 
-    def weight(self, A: Tensor) -> Tensor:
-        return self.layout.weight(self._scaled(self.rotated(A)))
+    def weight(self, A: Tensor, *others: Tensor) -> Tensor:
+        return self.assembled(self.rotated(A), *others)
 
-    def compute(self, A: Tensor) -> Tensor:
-        return self.layout.weight(self._scaled(self.rotated_once(A)))
+    def compute(self, A: Tensor, *others: Tensor) -> Tensor:
+        return self.assembled(self.rotated_once(A), *others)
+
+    def assembled(self, V: Tensor, *others: Tensor) -> Tensor:
+        """The weight from the orthogonal matrix and the other parameters."""
+        return self.layout.weight(self._scaled(V))
 
     def _scaled(self, V: Tensor) -> Tensor:
         return V if self.scale is None else V * self.scale[: V.shape[-1]]
@@ -163,11 +167,8 @@ class OrthogonalGate(Orthogonal):
         super().__init__(like[..., -like.shape[-1] :, :], "exp", init, base, rebase_every)
         self.sizes = tuple(like.shape)
 
-    def weight(self, A: Tensor, rows: Tensor) -> Tensor:
-        return torch.cat([rows, self.rotated(A)], -2)
-
-    def compute(self, A: Tensor, rows: Tensor) -> Tensor:
-        return torch.cat([rows, self.rotated_once(A)], -2)
+    def assembled(self, V: Tensor, rows: Tensor) -> Tensor:
+        return torch.cat([rows, V], -2)
 
     def draw(self) -> tuple[Tensor, ...]:
         size = self.sizes[-1]

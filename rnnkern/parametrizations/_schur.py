@@ -18,11 +18,8 @@ class Schur(Orthogonal):
         super().__init__(like, "exp", init, base, rebase_every)
         self.gamma = gamma
 
-    def weight(self, A: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
-        return ops.schur_weight(self.rotated(A), theta, gamma, T)
-
-    def compute(self, A: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
-        return ops.schur_weight(self.rotated_once(A), theta, gamma, T)
+    def assembled(self, V: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
+        return ops.schur_weight(V, theta, gamma, T)
 
     def draw(self) -> tuple[Tensor, ...]:
         A = super().draw()

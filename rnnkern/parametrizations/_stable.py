@@ -10,7 +10,13 @@ from rnnkern import ops
 from rnnkern.parametrizations._initial import orthogonal_matrix
 from rnnkern.parametrizations._parametrization import Parametrization, register
 
-MAPS = ("exp", "softplus", "inverse", "direct")
+MAPS = {
+    "exp": (lambda m, b: -m.exp(), lambda g, b: (-g).log()),
+    "softplus": (lambda m, b: -torch.logaddexp(m, torch.zeros_like(m)), lambda g, b: (-torch.expm1(g)).log() - g),
+    "inverse": (lambda m, b: -1 / (m.square() + b), lambda g, b: (-1 / g - b).clamp(min=0).sqrt()),
+    "direct": (lambda m, b: m.clone(), lambda g, b: g),
+}
+"""The functions g(m), each with its inverse on its range."""
 NEAR_ZERO = 0.05
 """For smaller |z|, (exp(z) - 1) / z is computed by its series."""
 
@@ -24,7 +30,7 @@ class _Stable(Parametrization):
     ) -> None:  # fmt: skip
         super().__init__(like)
         if stable_map not in MAPS:
-            raise ValueError(f"stable: `stable_map` must be one of {MAPS}, got {stable_map!r}")
+            raise ValueError(f"stable: `stable_map` must be one of {tuple(MAPS)}, got {stable_map!r}")
         if dt is not None and not 0 < dt < math.inf:
             raise ValueError(f"stable: `dt` must be positive or None, got {dt}")
         if not 0 < b < math.inf:
@@ -38,11 +44,7 @@ class _Stable(Parametrization):
 
     def rates(self, m: Tensor) -> Tensor:
         """g(m), the eigenvalues of the continuous-time weight, shaped like ``m``."""
-        if self.stable_map == "exp":
-            return -m.exp()
-        if self.stable_map == "softplus":
-            return -torch.logaddexp(m, torch.zeros_like(m))
-        return m.clone() if self.stable_map == "direct" else -1 / (m.square() + self.b)
+        return MAPS[self.stable_map][0](m, self.b)
 
     def eigenvalues(self, m: Tensor) -> Tensor:
         """Eigenvalues of the weight, shaped like ``m``."""
@@ -53,7 +55,8 @@ class _Stable(Parametrization):
         dtype, device = self.place()
         shortest, longest = map(math.log, self.timescales)
         uniform = torch.rand(shape, dtype=torch.float64, device=device)
-        return self._preimage(-(-(shortest + (longest - shortest) * uniform)).exp()).to(dtype)
+        rates = -(-(shortest + (longest - shortest) * uniform)).exp()
+        return MAPS[self.stable_map][1](rates, self.b).to(dtype)
 
     def reached(self, eigenvalues: Tensor) -> Tensor:
         """The m that gives these eigenvalues of the weight, in float64.
@@ -74,15 +77,7 @@ class _Stable(Parametrization):
             got = f"{eigenvalues.min():.6g} to {eigenvalues.max():.6g}"
             wanted = f"in [{low:g}, {high:g})"
             raise ValueError(f"stable: {of}the weight must be {wanted}, got {got}")
-        return self._preimage(g)
-
-    def _preimage(self, g: Tensor) -> Tensor:
-        """The m that gives these rates, which are in the range of the map."""
-        if self.stable_map == "exp":
-            return (-g).log()
-        if self.stable_map == "softplus":
-            return (-torch.expm1(g)).log() - g
-        return g if self.stable_map == "direct" else (-1 / g - self.b).clamp(min=0).sqrt()
+        return MAPS[self.stable_map][1](g, self.b)
 
     def checked(self, weight: Tensor) -> Tensor:
         self.check("stable", weight)

@@ -6,7 +6,7 @@ Several threads may train and create modules concurrently, so shared data is cha
 import itertools
 import threading
 import warnings
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
@@ -15,16 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rnnkern._torch_private import disable_when_called
 
-
-class Listener(Protocol):
-    def stepped(self, optimised: set[int]) -> None:
-        """Called after a step with the ids of the parameters that the optimizer has."""
-
-
 _numbers = itertools.count()
 _count: int | None = None
 _beginning = threading.Lock()
-_listeners: WeakValueDictionary[int, Listener] = WeakValueDictionary()
+_listeners: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _rotating: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _examined: WeakSet[Optimizer] = WeakSet()
 _warned = False
@@ -41,7 +35,8 @@ def count() -> int:
     return _count
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: Any) -> None:
+    """Has ``listener.stepped`` called after each step, with the ids of the parameters that the optimizer has."""
     count()
     _listeners[id(listener)] = listener
 

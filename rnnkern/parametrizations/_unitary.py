@@ -38,22 +38,14 @@ class Fourier(_Unitary):
         self.register_buffer("order", torch.arange(like.shape[-1], device=like.device))
 
     def weight(self, phases: Tensor, vectors: Tensor) -> Tensor:
-        eye = torch.eye(self.sizes[-1], dtype=torch.promote_types(phases.dtype, torch.complex64), device=phases.device)
-        return self.applied(eye, *self.factors(phases, vectors)).mT.contiguous()
-
-    @staticmethod
-    def factors(phases: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-        """D_1, D_2 and D_3 (..., 1, N), and the normalized vectors of R_1 and R_2 (..., N, 1)."""
+        """Applies the factors to the rows of the identity, in O(N^2 log N)."""
         vectors = torch.view_as_complex(vectors)
-        vectors = vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        v, w = (vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)).unsqueeze(-1).unbind(-3)
         first, second, third = _phase(phases).unsqueeze(-2).unbind(-3)
-        return first, second, third, *vectors.unsqueeze(-1).unbind(-3)
-
-    def applied(self, x: Tensor, first: Tensor, second: Tensor, third: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        """Applies the weight with these :meth:`factors` to vectors x (..., K, N), in O(K N log N)."""
-        x = torch.fft.fft(first * x, norm="ortho")
+        eye = torch.eye(self.sizes[-1], dtype=torch.promote_types(phases.dtype, torch.complex64), device=phases.device)
+        x = torch.fft.fft(first * eye, norm="ortho")
         x = second * _reflected(x, v)[..., self.order]
-        return third * _reflected(torch.fft.ifft(x, norm="ortho"), w)
+        return (third * _reflected(torch.fft.ifft(x, norm="ortho"), w)).mT.contiguous()
 
     def draw(self) -> tuple[Tensor, ...]:
         size = self.sizes[-1]
