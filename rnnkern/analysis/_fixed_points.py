@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from rnnkern.analysis._gains import RESET_CELLS, Gains, Gate, check_not_negative, gates_of, sigmoid
+from rnnkern.analysis._gains import RESET_CELLS, Gains, Gate, check_not_negative, check_positive, gates_of, sigmoid
 from rnnkern.analysis._gauss import mean_square_of, nodes, peak, root, sech2, slope
 
 FIXED_POINT_CELLS = ("gru_reset_before", "gru", "tanh")
@@ -306,8 +306,7 @@ def pinching_rate(C_h: float, rho: float, *, beta: float = 0.0) -> float:
     >>> round(pinching_rate(0.379890859, 1.11858079), 4)
     0.8388
     """
-    if not C_h > 0:
-        raise ValueError(f"pinching_rate: `C_h` must be positive, got {C_h}")
+    check_positive("pinching_rate", "C_h", C_h)
     limit = 1 / closed_share(C_h, beta)
     if not 1 < rho**2 < limit:
         raise ValueError(f"pinching_rate: `rho` must be between 1 and {math.sqrt(limit):g}, got {rho}")

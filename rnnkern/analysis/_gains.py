@@ -122,5 +122,10 @@ def check_not_negative(caller: str, name: str, value: float) -> None:
         raise ValueError(f"{caller}: `{name}` must not be negative, got {value}")
 
 
+def check_positive(caller: str, name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{caller}: `{name}` must be positive, got {value}")
+
+
 def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x > -700 else 0.0

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from rnnkern.analysis._gains import check_not_negative, check_positive
 from rnnkern.ops._orthogonal.orthogonal import DTYPES, REAL
 from rnnkern.ops.checks import check_square
 from rnnkern.reference import schur_weight
@@ -180,8 +181,7 @@ def transient_norms(W: Tensor, steps: int) -> Tensor:
     >>> rnnkern.analysis.transient_norms(W, 4)
     tensor([1.0000, 2.8723, 2.8395, 2.1250], dtype=torch.float64)
     """
-    if steps < 0:
-        raise ValueError(f"transient_norms: `steps` must not be negative, got {steps}")
+    check_not_negative("transient_norms", "steps", steps)
     W = _matrix("transient_norms", W, DTYPES)
     size = W.shape[-1]
     power = torch.eye(size, dtype=W.dtype, device=W.device).expand_as(W)
@@ -233,8 +233,7 @@ def fisher_memory_curve(W: Tensor, v: Tensor, lags: int, noise: float = 1.0) -> 
         raise TypeError(f"fisher_memory_curve: `v` must be a real floating-point tensor, got {got}")
     if tuple(v.shape) != (len(W),) or not v.isfinite().all():
         raise ValueError(f"fisher_memory_curve: `v` must be (n,) = ({len(W)},) and finite, got {tuple(v.shape)}")
-    if lags < 0:
-        raise ValueError(f"fisher_memory_curve: `lags` must not be negative, got {lags}")
+    check_not_negative("fisher_memory_curve", "lags", lags)
     signal, signals = v.detach().to(W), [W.new_empty(len(W), 0)]
     for _ in range(lags):
         signals.append(signal[:, None])
@@ -380,8 +379,7 @@ def _equalizing(Theta: Tensor, starts: Tensor) -> Tensor:
 
 def _stable(function: str, W: Tensor, noise: float) -> Tensor:
     W = _single(function, W)
-    if not noise > 0:
-        raise ValueError(f"{function}: `noise` must be positive, got {noise}")
+    check_positive(function, "noise", noise)
     radius = torch.linalg.eigvals(W).abs().amax().item() if len(W) else 0.0
     if not radius < 1:
         raise ValueError(f"{function}: `W` must have a spectral radius below 1, got {radius:.6g}")
