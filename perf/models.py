@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import LayerNorm, Linear, Module, ModuleList, init
 
 import rnnkern.nn
-from rnnkern.parametrizations import Orthogonal, SpectralMargin
+from rnnkern.parametrizations import Orthogonal
+from rnnkern.parametrizations._spectral import SpectralMargin
 
 
 class Network(Module):

@@ -15,7 +15,8 @@ from perf.figure import COLOURS, STYLE, plt, save
 from perf.models import forget_little
 from perf.progress import Progress
 from rnnkern import nn
-from rnnkern.analysis import KINDS, memory_function, perturbation_error
+from rnnkern.analysis import memory_function, perturbation_error
+from rnnkern.analysis._memory import KINDS
 from rnnkern.parametrizations._stable import MAPS
 
 SIZES = (8, 16, 32, 64)

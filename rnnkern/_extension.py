@@ -1,5 +1,8 @@
-"""Loads the compiled extension, rnnkern._C, which registers the operators. If it is missing or incompatible,
-`available` is False and `reason` says why; operators with a reference or a Triton kernel work without it."""
+"""Loads the compiled extension, rnnkern._C, which registers the operators.
+
+If it is missing or incompatible, `available` is False and `reason` says why; operators with a reference or a Triton
+kernel work without it.
+"""
 
 import functools
 import importlib.util
@@ -17,6 +20,7 @@ from rnnkern._torch_private import constant_when_compiled, precision_of_products
 
 # The library next to this file: a search could find that of another installation of rnnkern.
 LIBRARY = Path(__file__).with_name("_C.abi3.so")
+REINSTALL = "`pip install -v --force-reinstall --no-deps .` in its source folder"
 
 
 class PerformanceWarning(UserWarning):
@@ -46,15 +50,14 @@ def _load() -> str | None:
         return missing(
             "rnnkern was installed without its compiled extension, because no working C++20 compiler was found or "
             "RNNKERN_CPP=0 was set (`pip install -v` shows which)",
-            "install a C++20 compiler, such as g++ 12, and reinstall rnnkern with `pip install -v --force-reinstall "
-            "--no-deps .` in its source folder",
+            f"install a C++20 compiler, such as g++ 12, and reinstall rnnkern with {REINSTALL}",
         )
     try:
         importlib.util.module_from_spec(importlib.util.spec_from_file_location("rnnkern._C", LIBRARY))
     except ImportError as error:
         return missing(
             f"rnnkern's compiled extension does not work with this system or torch {torch.__version__}: {error}",
-            "reinstall rnnkern with `pip install -v --force-reinstall --no-deps .` in its source folder",
+            f"reinstall rnnkern with {REINSTALL}",
         )
     if os.environ.get("RNNKERN_SIMD"):
         return None  # a level that cannot be used raises an error at the first use
@@ -64,8 +67,7 @@ def _load() -> str | None:
         return missing(
             f"rnnkern's compiled extension was built for the SIMD levels {built}, and this processor supports only "
             f"{facts['processor_simd_level']}",
-            "build it again on this machine with `pip install -v --force-reinstall --no-deps .` in its source folder, "
-            "or once for every machine with RNNKERN_SIMD_LEVELS=all",
+            f"build it again on this machine with {REINSTALL}, or once for every machine with RNNKERN_SIMD_LEVELS=all",
         )
     return None
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo as disable_when_called
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch._ops import OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
@@ -23,7 +24,8 @@ from torch.nn import Module
 from torch.nn.utils import parametrize
 
 __all__ = [
-    "FakeTensor", "address_of", "constant_when_compiled", "context_of_backward", "defaults_of", "has_onednn",
+    "FakeTensor", "address_of", "constant_when_compiled", "context_of_backward", "defaults_of", "disable_when_called",
+    "has_onednn",
     "in_forward_mode", "is_batched", "is_fake", "is_in_transform", "is_wrapped", "lay_out", "lazy_clone", "onednn",
     "parametrize_again", "precision_of_products", "unwrap_dead_wrappers", "without_autograd",
 ]  # fmt: skip

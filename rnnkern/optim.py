@@ -9,6 +9,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from rnnkern import ops
+from rnnkern.parametrizations._orthogonal import PROJECT
 from rnnkern.parametrizations._parametrization import Parametrization, parametrizations
 from rnnkern.parametrizations._schur import Schur
 
@@ -68,10 +69,6 @@ def param_groups(
     for p in model.parameters():
         groups[1 if id(p) in rotating else 2 if id(p) in strict else 0]["params"].append(p)
     return [group for group in groups if group["params"]]
-
-
-PROJECT = 64
-"""Number of steps after which a Newton-Schulz step removes accumulated rounding errors."""
 
 
 class CayleySGD(Optimizer):

@@ -1,8 +1,7 @@
-"""Replaces torch.nn's recurrent layers in a model by those of rnnkern, and back: a module changes only its class. Also
-explains which implementation runs each layer of a model.
+"""Replaces torch.nn's recurrent layers in a model by those of rnnkern, and back, and explains what runs each layer.
 
-The classes of rnnkern derive from those of torch.nn and read the parameters in place. Therefore parameters, buffers,
-hooks, flags and references to the module stay valid.
+A module changes only its class. The classes of rnnkern derive from those of torch.nn and read the parameters in place.
+Therefore parameters, buffers, hooks, flags and references to the module stay valid.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Comparison of a kernel's result with a reference: which error is acceptable. And the memory that a call needs."""
+"""Compares a kernel's result with a reference by a rule for which error is acceptable, and measures memory."""
 
 import itertools
 import math

@@ -1,5 +1,4 @@
-"""Zero states, fixed points, phases and pinching of random networks: compared with numbers from other computations,
-with expansions, and with networks."""
+"""Zero states, fixed points, phases and pinching of random networks, compared with other computations and networks."""
 
 import math
 

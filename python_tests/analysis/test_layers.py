@@ -1,5 +1,4 @@
-"""Layers, directions and layouts of a module, over the functions of rnnkern.analysis that read one: a layer of a stack
-is that layer alone, with the output below as its input."""
+"""Layers, directions and layouts of a module, over the functions of rnnkern.analysis that read one."""
 
 import pytest
 import torch

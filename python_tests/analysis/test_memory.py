@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from perf.polynomial import Readout
-from rnnkern.analysis import KINDS, memory_function, perturbation_error
+from rnnkern.analysis import memory_function, perturbation_error
+from rnnkern.analysis._memory import KINDS
 from rnnkern.nn import LRU, RNN, ContinuousRNN
 
 F64 = torch.float64

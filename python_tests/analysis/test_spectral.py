@@ -1,5 +1,4 @@
-"""Spectral support of Jacobians: compared with the formulas of Can et al. as printed and with
-eigenvalues of networks."""
+"""Spectral support of Jacobians, compared with formulas as printed and with eigenvalues of networks."""
 
 import math
 

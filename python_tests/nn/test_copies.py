@@ -44,7 +44,7 @@ def test_copies(name):
     assert table.same(table.values(module(x)), wanted)
 
 
-@pytest.mark.parametrize("name", ["RNN modrelu", "LSTM projected", "GRU", "ExpRNN"])
+@pytest.mark.parametrize("name", ["RNN modrelu", "LSTM projected", "GRU", "ExpRNN", "EURNN fused", "UnitaryRNN"])
 def test_shapes_on_the_meta_device(name):
     module, x = table.layer(name, num_layers=2), table.draw_input(name)
     found, wanted = (table.values(each) for each in (copy.deepcopy(module).to("meta")(x.to("meta")), module(x)))
@@ -124,7 +124,7 @@ def test_parametrized_weights_are_computed_once_in_a_call(name, grad):
     doubled.load_state_dict({key: 2 * p for key, p in names.items()})
     for key in names:
         parametrize.register_parametrization(module, key, Doubled())
-    maps = [module.parametrizations[key][0] for key in names][1:]  # of the first the dtype is looked at too
+    maps = [module.parametrizations[key][0] for key in names]
     calls = [each.calls for each in maps]
     if not grad:
         with torch.no_grad():

@@ -1,5 +1,6 @@
-"""Machine code of the kernels from NVRTC, as cuobjdump prints it, and its faults. Both are cached in
-build/machine_code by a hash of all inputs, so unchanged kernels are not recompiled.
+"""Machine code of the kernels from NVRTC, as cuobjdump prints it, and its faults.
+
+Both are cached in build/machine_code by a hash of all inputs, so unchanged kernels are not recompiled.
 
 The time loop of a block kernel is the backward branch over a barrier and a matrix product; that of a cluster kernel is
 the backward branch over a store into another block and a product. Its only calls are rare cases of the reciprocal, in

@@ -1,5 +1,4 @@
-"""Contents of the wheel, the symbols that its library needs from PyTorch and CPython, and training with it on a machine
-without a compiler."""
+"""Contents of the wheel, the symbols that its library needs, and training with it on a machine without a compiler."""
 
 import json
 import platform

@@ -1,3 +1,5 @@
+"""The fixture of a linear layer with an orthogonal weight."""
+
 import pytest
 import torch
 

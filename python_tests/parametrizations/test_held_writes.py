@@ -1,5 +1,4 @@
-"""Writes that do not change a tensor's version, such as to `parameter.data`, over the table of parametrizations: the
-weight follows them, as with torch's own parametrizations."""
+"""Weights follow writes that do not change a tensor's version, such as to `p.data`, over all parametrizations."""
 
 import copy
 

@@ -8,8 +8,9 @@ from torch import nn
 
 import rnnkern
 from python_tests.samples.parametrizations import from_unitary, originals, registered
-from rnnkern.parametrizations import INITS, orthogonal_matrix, unitary_matrix
+from rnnkern.parametrizations import orthogonal_matrix, unitary_matrix
 from rnnkern.parametrizations._factors import GIVENS_INITS
+from rnnkern.parametrizations._initial import INITS
 from rnnkern.parametrizations._orthogonal import MAPS
 
 F64 = torch.float64

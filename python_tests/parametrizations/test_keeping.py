@@ -1,5 +1,4 @@
-"""Orthogonal and unitary parametrizations begin at the existing matrix: exact keeping, QR, convolutions and blocks of
-gates."""
+"""Orthogonal and unitary weights begin at the existing matrix, also in convolutions and blocks of gates."""
 
 import copy
 

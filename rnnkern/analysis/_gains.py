@@ -1,8 +1,8 @@
 """Gains, biases and variances of the gates of a random network, by name."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple, overload
+from collections.abc import Mapping
+from typing import NamedTuple
 
 GATES = {
     "tanh": ("h",),
@@ -21,7 +21,7 @@ ROWS = {
 """The same names in PyTorch's order of the rows of ``weight_hh``."""
 
 
-class Gains(Mapping[str, float]):
+class Gains(dict[str, float]):
     r"""Gains of the gates of a random network: the entries of the recurrent weight of gate k are drawn from
     :math:`N(0, a_k^2 / H)`, for H hidden units.
 
@@ -30,7 +30,7 @@ class Gains(Mapping[str, float]):
     - ``Gains(h, f, i, o)``: an LSTM. f, i and o are the forget, input and output gate.
 
     h is the gain of the candidate: of :math:`\tanh(W x + R h)`, of n in a GRU, of g in an LSTM. Gains can also be given
-    by name. The object is a mapping from names to floats and has them as attributes.
+    by name. The object is a dict from names to floats and has them as attributes.
 
     Args:
         values: 1, 3 or 4 gains in the order above, or h alone.
@@ -45,15 +45,6 @@ class Gains(Mapping[str, float]):
     Gains(h=3.0, z=10.0, r=1.0)
     """
 
-    @overload
-    def __init__(self, h: float) -> None: ...
-
-    @overload
-    def __init__(self, h: float, z: float, r: float) -> None: ...
-
-    @overload
-    def __init__(self, h: float, f: float, i: float, o: float) -> None: ...
-
     def __init__(self, *values: float, **named: float) -> None:
         order = {len(names): names for names in GATES.values()}.get(len(values), ())
         if len(order) != len(values):
@@ -65,22 +56,13 @@ class Gains(Mapping[str, float]):
         names = next((names for names in GATES.values() if set(names) == set(given)), None)
         if names is None:
             raise ValueError(f"Gains: the names must be h, or h, z and r, or h, f, i and o, got {', '.join(given)}")
-        self._values = {name: given[name] for name in names}
-        for name, value in self._values.items():
+        super().__init__({name: given[name] for name in names})
+        for name, value in self.items():
             check_not_negative("Gains", name, value)
-
-    def __getitem__(self, name: str) -> float:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def __getattr__(self, name: str) -> float:
         try:
-            return self.__dict__["_values"][name]
+            return self[name]
         except KeyError:
             raise AttributeError(f"Gains has no gain {name!r}") from None
 
@@ -138,6 +120,11 @@ def gates_of(
 def check_not_negative(caller: str, name: str, value: float) -> None:
     if not value >= 0:
         raise ValueError(f"{caller}: `{name}` must not be negative, got {value}")
+
+
+def check_positive(caller: str, name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{caller}: `{name}` must be positive, got {value}")
 
 
 def sigmoid(x: float) -> float:

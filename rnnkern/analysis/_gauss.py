@@ -25,16 +25,10 @@ def nodes(*steepness: float) -> tuple[Tensor, Tensor]:
     return x, w / w.sum()
 
 
-def mean_square_gate(bias: float, deviation: float) -> float:
-    """E sigma(x)^2 of a normal x."""
+def mean_square_of(f: Callable[[Tensor], Tensor], bias: float, deviation: float) -> float:
+    """E f(x)^2 of a normal x."""
     x, w = nodes(deviation)
-    return float(w @ torch.sigmoid(bias + deviation * x).square())
-
-
-def mean_square_slope(bias: float, deviation: float) -> float:
-    """E sigma'(x)^2 of a normal x."""
-    x, w = nodes(deviation)
-    return float(w @ slope(bias + deviation * x).square())
+    return float(w @ f(bias + deviation * x).square())
 
 
 def slope(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import Module
 
-from rnnkern.analysis._layers import Layer, State, check_place, input_of, layers_of, states_of
+from rnnkern.analysis._layers import Layer, State, check_place, input_or_zeros, layers_of, states_of
 from rnnkern.ops import recurrence_tangent
 
 STEPS = 64
@@ -110,16 +110,7 @@ def lyapunov_spectrum(
     layers = layers_of(caller, module)
     check_place(caller, layers, layer, direction)
     target, below = layers[layer][direction], layers[:layer]
-    if (x is None) == (steps is None):
-        got = "neither" if x is None else "both"
-        raise ValueError(f"{caller}: exactly one of `x` and `steps` must be given, got {got}")
-    if x is None:
-        for name, value in (("steps", steps), ("batch", batch)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{caller}: `{name}` must be a positive int, got {value}")
-        x = target.weight_ih.new_zeros(()).expand(steps, batch, module.input_size)
-    else:
-        x = input_of(caller, module, x)
+    x = input_or_zeros(caller, module, x, steps, batch)
     if not 0 <= warmup < x.shape[0]:
         raise ValueError(f"{caller}: `warmup` must be in [0, T) = [0, {x.shape[0]}), got {warmup}")
     if every != "auto" and (isinstance(every, bool) or not isinstance(every, int) or every < 1):

@@ -7,6 +7,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import Module
 
+from rnnkern.analysis._gains import check_not_negative, check_positive
+
 KINDS = ("heaviside", "impulse", "reversed")
 
 
@@ -60,8 +62,7 @@ def memory_function(
         raise ValueError(f"memory_function: `kind` must be one of {KINDS}, got {kind!r}")
     history = steps if history is None else history
     for name, value in (("steps", steps), ("dt", dt), ("history", history)):
-        if not value > 0:
-            raise ValueError(f"memory_function: `{name}` must be positive, got {value}")
+        check_positive("memory_function", name, value)
     x = _unit_inputs(model) if inputs is None else inputs
     if x.dim() != 2 or not len(x) or not x.any(dim=1).all():
         raise ValueError(f"memory_function: `inputs` must be (K, I) with K > 0 and no zero row, got {_told(x)}")
@@ -135,8 +136,7 @@ def perturbation_error(
     if unknown:
         raise ValueError(f"perturbation_error: `names` must be among {list(parameters)}, got {unknown[0]!r}")
     for name, value in (("radius", radius), ("samples", samples)):
-        if not value >= 0:
-            raise ValueError(f"perturbation_error: `{name}` must not be negative, got {value}")
+        check_not_negative("perturbation_error", name, value)
     begun = {name: parameters[name].clone() for name in names}
     largest = _number(error(model))
     try:

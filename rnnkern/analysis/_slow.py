@@ -1,4 +1,4 @@
-"""Slow modes of a Jacobian, and the singular values of its powers at a fixed point."""
+"""Slow modes of a Jacobian, and the mean square of the singular values of its powers at a fixed point."""
 
 import math
 from collections.abc import Mapping
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rnnkern.analysis._fixed_points import FIXED_POINT_CELLS, shaping
-from rnnkern.analysis._gains import check_not_negative, gates_of, sigmoid
-from rnnkern.analysis._phases import closed_share
+from rnnkern.analysis._fixed_points import FIXED_POINT_CELLS, closed_share, shaping
+from rnnkern.analysis._gains import check_not_negative, check_positive, gates_of, sigmoid
 
 
 @torch.no_grad()
@@ -31,8 +30,7 @@ def slow_fraction(J: Tensor, radius: float = 0.05) -> Tensor:
     >>> slow_fraction(torch.diag(torch.tensor([0.99, 0.5, 0.2, 0.1])))
     tensor(0.2500, dtype=torch.float64)
     """
-    if not radius > 0:
-        raise ValueError(f"slow_fraction: `radius` must be positive, got {radius}")
+    check_positive("slow_fraction", "radius", radius)
     if J.dim() == 0 or not J.shape[-1]:
         raise ValueError(f"slow_fraction: `J` must be (..., n) or (..., n, n), not empty: got {tuple(J.shape)}")
     if not J.is_complex() and J.dim() > 1:
@@ -79,8 +77,7 @@ def expected_slow_fraction(
     gates = gates_of(caller, cell, gains, biases, variances, ("gru", "gru_reset_before", "lstm"))
     z = gates["f" if cell == "lstm" else "z"]
     check_not_negative(caller, "C_h", C_h)
-    if not radius > 0:
-        raise ValueError(f"{caller}: `radius` must be positive, got {radius}")
+    check_positive(caller, "radius", radius)
     distance, deviation = -math.log(radius) - z.bias, z.deviation(C_h)
     return math.erfc(distance / (math.sqrt(2) * deviation)) / 2 if deviation > 0 else float(distance < 0)
 

@@ -22,13 +22,13 @@ from rnnkern.nn.orthogonal import (
     OrthogonalInitRNN,
     SpectralRNN,
     orthogonal_penalty,
-    schur_penalty,
 )
 from rnnkern.nn.relational import ESBN, ContextNorm, CoRelNet, Similarity
 from rnnkern.nn.relevancy import MemLSTM, MemRNN, RelLSTM, RelRNN
 from rnnkern.nn.rnn import RNN
 from rnnkern.nn.sab import SABLSTM
 from rnnkern.nn.unitary import UnitaryRNN
+from rnnkern.parametrizations._schur import schur_penalty
 
 __all__ = [
     "ESBN", "EURNN", "GORU", "GRU", "IRNN", "LRU", "LSTM", "RNN", "SABLSTM", "CayleyRNN", "CoRelNet", "ContextNorm",

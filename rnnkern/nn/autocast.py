@@ -31,7 +31,8 @@ def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:
 def recomputed(function: Callable[..., Tensor], x: Tensor, *tensors: Tensor | None) -> bool | Recomputed:
     """The operator's ``save_u`` for u = function(x, *tensors): u is recomputed instead of saved. Under autocast u is
     saved, because outside of autocast it would be recomputed in another dtype."""
-    return torch.is_autocast_enabled(x.device.type) or Recomputed(function, (x, *tensors))
+    enabled = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    return enabled or Recomputed(function, (x, *tensors))
 
 
 def cast_results(

@@ -20,7 +20,7 @@ from rnnkern.analysis import (
     zero_point,
 )
 from rnnkern.analysis._gains import ROWS, gates_of
-from rnnkern.analysis._samples import theory_cell
+from rnnkern.analysis._layers import theory_cell
 
 __all__ = [
     "Initialisation", "adding_solution_", "copy_solution_", "describe_initialisation", "gate_variance_",

@@ -14,7 +14,6 @@ from rnnkern.nn import autocast
 from rnnkern.nn.options import ExpRNNOptions, LayerOptions, RNNOptions, with_options
 from rnnkern.nn.rnn import RNN
 from rnnkern.ops import recurrence
-from rnnkern.parametrizations import _schur
 
 INPUT_NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda x: x}
 """Functions of the projected input of :class:`HenaffRNN`."""
@@ -387,27 +386,6 @@ class HenaffRNN(_OrthogonalRNN):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, input_nonlinearity={self.input_nonlinearity}"
-
-
-def schur_penalty(model: Module) -> Tensor:
-    r"""The penalty of nnRNN on the moduli, :math:`\sum_i (1 - \gamma_i)^2`, summed over all weights in Schur form.
-
-    Multiply it by a coefficient (delta in Kerg et al. 2019, section 3) and add it to the loss.
-
-    Args:
-        model: a module that contains such weights.
-
-    Returns:
-        A scalar tensor. Gradients flow to each gamma.
-
-    Raises:
-        ValueError: the model contains no weight in Schur form.
-
-    >>> model = rnnkern.nn.NonNormalRNN(10, 20)
-    >>> rnnkern.nn.schur_penalty(model).item()
-    0.0
-    """
-    return _schur.schur_penalty(model)
 
 
 def orthogonal_penalty(model: Module, norm: str = "frobenius") -> Tensor:

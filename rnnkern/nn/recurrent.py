@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import Module, Parameter, RNNBase, init
-from torch.nn.utils.parametrize import type_before_parametrizations
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
@@ -342,7 +342,12 @@ class RecurrentBase(Unquantized, RNNBase):
     @property
     def _flat_weights(self) -> list[Tensor | None]:
         first, *rest = self._flat_weights_names
-        return [getattr(self, first, None)] + [None] * len(rest)
+        if is_parametrized(self, first):  # the parameter behind it tells the dtype
+            found = self.parametrizations[first]
+            weight = found.original if found.is_tensor else found.original0
+        else:
+            weight = getattr(self, first, None)
+        return [weight] + [None] * len(rest)
 
     @_flat_weights.setter
     def _flat_weights(self, weights: list[Tensor | None]) -> None:

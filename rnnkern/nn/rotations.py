@@ -9,7 +9,8 @@ from torch.nn.utils import parametrize
 
 from rnnkern.ops import Choice
 from rnnkern.ops._orthogonal.givens_recurrence import DTYPES, pays
-from rnnkern.parametrizations import ComplexGivens, Givens
+from rnnkern.parametrizations._factors import Givens
+from rnnkern.parametrizations._unitary import ComplexGivens
 
 
 def layers_inside(module: Module, name: str, fused: bool | None, x: Tensor, batch: int) -> dict[str, Any] | None:
@@ -25,7 +26,7 @@ def layers_inside(module: Module, name: str, fused: bool | None, x: Tensor, batc
     if fused is False or not parametrize.is_parametrized(module, name) or len(module.parametrizations[name]) != 1:
         return None
     made = module.parametrizations[name][0]
-    if not isinstance(made, (Givens, ComplexGivens)) or torch.is_autocast_enabled(x.device.type):
+    if not isinstance(made, (Givens, ComplexGivens)) or x.is_meta or torch.is_autocast_enabled(x.device.type):
         return None
     angles, *phases = made.originals
     if angles.dim() != 2 or angles.dtype not in DTYPES or x.dtype != angles.dtype:

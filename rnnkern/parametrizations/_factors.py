@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rnnkern import ops
 from rnnkern.parametrizations._initial import check_init, reflection_vectors, skew_entries
-from rnnkern.parametrizations._layout import Layout, orthonormal, reflections, square
+from rnnkern.parametrizations._layout import Layout, orthonormal, reflections
 from rnnkern.parametrizations._parametrization import Parametrization
 
 
@@ -18,18 +18,11 @@ class Factored(Parametrization):
     rotating = (0,)
 
     def __init__(self, like: Tensor, layout: Layout, *shape: int) -> None:
-        super().__init__()
-        self.layout, self._begun = layout, (like.dtype, like.device)
-        self.sizes = (*layout.batch, layout.size, layout.size)
-        self._shape = (*layout.batch, *shape)
-
-    def empty(self, original: Tensor) -> Tensor:
-        return original.new_empty(self.layout.shape)
+        super().__init__(like)
+        self.layout, self._shape = layout, (*layout.batch, *shape)
 
     def draw(self) -> Tensor:
-        dtype, device = self._begun
-        for original in self.originals:  # the device or dtype may have changed
-            dtype, device = original.dtype, original.device
+        dtype, device = self.place()
         return self.drawn(self._shape, device=device).to(dtype)
 
     def drawn(self, shape: tuple[int, ...], **options: Any) -> Tensor:
@@ -40,12 +33,9 @@ class Factored(Parametrization):
 class Householder(Factored):
     """Parametrization of a weight H_1 ... H_m by V (..., N, m), registered by :func:`orthogonal`."""
 
-    def __init__(
-        self, like: Tensor, init: str | None = "henaff", reflections: int | None = None, layout: Layout | None = None
-    ) -> None:
+    def __init__(self, like: Tensor, init: str | None, reflections: int | None, layout: Layout) -> None:
         if init is not None:
             check_init(init)
-        layout = layout or square(like)
         size = layout.size
         count = layout.columns if reflections is None else reflections
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= size:
@@ -56,10 +46,8 @@ class Householder(Factored):
     def weight(self, V: Tensor) -> Tensor:
         return self.layout.weight(ops.householder_product(V))
 
-    def begin(self, weight: Tensor) -> Tensor:
-        if self.init is not None or weight.is_meta:
-            return self.draw()
-        V = orthonormal("orthogonal", self.layout.matrices(weight.detach()))
+    def keep(self, weight: Tensor) -> Tensor:
+        V = orthonormal("orthogonal", self.layout.matrices(weight))
         return reflections(V, self._shape[-1]).to(weight.dtype)
 
     def drawn(self, shape: tuple[int, ...], **options: Any) -> Tensor:
@@ -87,22 +75,18 @@ def layers_and_style(function: str, size: int, layers: int | None, style: str | 
 class Givens(Factored):
     """Parametrization of a weight F_L ... F_1 by angles (..., L, N // 2), registered by :func:`orthogonal`."""
 
-    def __init__(
-        self, like: Tensor, init: str | None = "henaff", layers: int | None = None, style: str | None = None,
-        layout: Layout | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, like: Tensor, init: str | None, layers: int | None, style: str | None, layout: Layout) -> None:
         if init not in GIVENS_INITS:
             reason = " (rotations cannot keep the existing matrix)" if init is None else ""
             raise ValueError(
                 f"orthogonal: `init` must be one of {GIVENS_INITS} for the map 'givens'{reason}, got {init!r}"
             )
-        layout = layout or square(like)
         layers, style = layers_and_style("orthogonal", layout.size, layers, style)
         super().__init__(like, layout, layers, layout.size // 2)
         self.init, self.style = init, style
 
     def weight(self, angles: Tensor) -> Tensor:
-        return self.layout.weight(ops.givens_product(angles, style=self.style, size=self.sizes[-1]))
+        return self.layout.weight(ops.givens_product(angles, style=self.style, size=self.layout.size))
 
     def drawn(self, shape: tuple[int, ...], **options: Any) -> Tensor:
         uniform = torch.rand(shape, dtype=torch.float64, **options)

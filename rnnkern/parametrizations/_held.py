@@ -1,24 +1,18 @@
 """A cache for expensive weights: computed once and reused until a parameter changes or an optimizer steps."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from rnnkern._torch_private import in_forward_mode, is_in_transform
+from rnnkern.ops._orthogonal.orthogonal import without_autocast
+from rnnkern.ops.transforms import transformed
 from rnnkern.parametrizations import _steps as steps
 
 Tensors = Sequence[Tensor]
 Function = Callable[..., Tensor]
-
-
-def transformed() -> bool:
-    """Whether torch.func, forward-mode AD or a compiler is active, all of which need to see every computation."""
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return recorded or is_in_transform() or in_forward_mode()
 
 
 def comparable(x: Tensor) -> bool:
@@ -54,12 +48,10 @@ class Held:
         derivatives. If the tensors are ``lent``, nothing is cached, because the cache would keep them in memory."""
         tensors = (*originals, *constants)
         if lent or not self._can_hold(tensors):
-            with _without_autocast(tensors):
-                return exact(*originals)
+            return without_autocast(exact)(*originals)
         graph = torch.is_grad_enabled() and any(x.requires_grad for x in originals)
         if not graph and not comparable(tensors[0]):
-            with _without_autocast(tensors):
-                return compute(*originals)
+            return without_autocast(compute)(*originals)
         now = _state(tensors)
         weight = self._find(now, graph)
         if weight is None:
@@ -78,11 +70,10 @@ class Held:
         return weight if fresh and (weight.requires_grad or not graph) else None
 
     def _can_hold(self, tensors: Tensors) -> bool:
-        if transformed() or self._replayed:
+        if transformed() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False  # all of these need to see every computation
+        if any(type(x) not in PLAIN or not x.is_leaf or x.is_inference() for x in tensors):
             return False
-        for x in tensors:
-            if type(x) not in PLAIN or not x.is_leaf or x.is_inference():
-                return False
         if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
             self._replayed = True  # from here on a CUDA graph may change the tensors without changing their versions
         return not self._replayed
@@ -113,10 +104,10 @@ class _Computation:
         self.copies = [x.detach().clone() for x in tensors] if comparable(tensors[0]) else None
         self.spent = False
         # Saved-tensor hooks (checkpointing, offloading) of the first caller must not apply to the other callers.
-        hooks = saved_tensors_hooks(Tensor.detach, _as_it_is)
-        with torch.inference_mode(False), torch.set_grad_enabled(graph), hooks, _without_autocast(tensors):
+        hooks = saved_tensors_hooks(Tensor.detach, lambda x: x)
+        with torch.inference_mode(False), torch.set_grad_enabled(graph), hooks:
             self.inputs = [x.detach().requires_grad_(graph and x.requires_grad) for x in originals]
-            self.value = compute(*self.inputs)
+            self.value = without_autocast(compute)(*self.inputs)
 
     def holds(self) -> bool:
         """Whether the values of the tensors are unchanged, where the versions cannot tell."""
@@ -128,25 +119,16 @@ class _Computation:
                 "backward through a parametrized weight: a tensor that it was computed from has since been modified "
                 "by an in-place operation or an optimizer"
             )
-        with _without_autocast(self.tensors):
-            if torch.is_grad_enabled():  # create_graph=True
-                value, inputs, options = self.exact(*self.originals), self.originals, {"create_graph": True}
-            else:
-                value, inputs, options = self.value, self.inputs, {"retain_graph": True}
-            needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
-            found = iter(torch.autograd.grad(value, needed, grad, materialize_grads=True, **options))
+        if torch.is_grad_enabled():  # create_graph=True
+            value, inputs = without_autocast(self.exact)(*self.originals), self.originals
+            options = {"create_graph": True}
+        else:
+            value, inputs, options = self.value, self.inputs, {"retain_graph": True}
+        needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
+        differentiate = without_autocast(torch.autograd.grad)
+        found = iter(differentiate(value, needed, grad, materialize_grads=True, **options))
         self.spent = True
         return [next(found) if want else None for want in wanted]
-
-
-def _without_autocast(tensors: Tensors) -> AbstractContextManager:
-    """Disables autocast, because 16-bit products do not keep a matrix orthogonal."""
-    device = tensors[0].device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
 
 
 class _Weight(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Initial orthogonal matrices."""
+"""Random orthogonal and unitary matrices, for initialization."""
 
 import math
 from collections.abc import Sequence
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from rnnkern.parametrizations._layout import positive_qr
 
 INITS = ("henaff", "cayley", "haar", "identity")
 
@@ -83,10 +85,26 @@ def reflection_vectors(shape: Sequence[int], init: str, **options: Any) -> Tenso
     return V
 
 
+@torch.no_grad()
+def unitary_matrix(like: Tensor) -> Tensor:
+    """Draws a random unitary matrix from the Haar measure (Mezzadri 2007, section 5).
+
+    Args:
+        like: a complex tensor (..., N, N) that gives shape, dtype and device.
+
+    Returns:
+        (..., N, N), computed in complex128 and rounded once.
+
+    >>> V = rnnkern.parametrizations.unitary_matrix(torch.empty(5, 5, dtype=torch.complex64))
+    >>> torch.allclose(V.mH @ V, torch.eye(5, dtype=torch.complex64), atol=1e-6)
+    True
+    """
+    return positive_qr(torch.randn(like.shape, dtype=torch.complex128, device=like.device)).to(like.dtype)
+
+
 def _rotation(gaussian: Tensor) -> Tensor:
     """A matrix from the Haar measure (Mezzadri 2007, section 5), with one column negated if the determinant is -1."""
-    Q, R = torch.linalg.qr(gaussian)
-    Q = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    Q = positive_qr(gaussian)
     if Q.shape[-1]:
         Q[..., 0] *= torch.linalg.det(Q).sign().unsqueeze(-1)
     return Q

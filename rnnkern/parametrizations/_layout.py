@@ -59,10 +59,6 @@ class Layout(NamedTuple):
         return (V.mT if self.blocks[-2] < self.blocks[-1] else V).reshape(self.shape).contiguous()
 
 
-def square(like: Tensor) -> Layout:
-    return Layout(tuple(like.shape), tuple(like.shape))
-
-
 @torch.no_grad()
 def orthonormal(function: str, V: Tensor) -> Tensor:
     """V (..., n, k) where its columns are orthonormal up to rounding, otherwise Q of its QR decomposition with a
@@ -77,14 +73,18 @@ def orthonormal(function: str, V: Tensor) -> Tensor:
             "draw a new one with `init`"
         )
     X = V.to(torch.promote_types(V.dtype, torch.float64))
-    Q, R = torch.linalg.qr(X)
-    diagonal = R.diagonal(dim1=-2, dim2=-1)
-    Q = Q * torch.where(diagonal == 0, 1, diagonal.sgn()).unsqueeze(-2)
     eye = torch.eye(V.shape[-1], dtype=X.dtype, device=V.device)
     error = (X.mH @ X - eye).abs().sum((-2, -1), keepdim=True) / max(V.shape[-1], 1)
     computed = torch.finfo(torch.promote_types(V.dtype, torch.float32)).eps  # 16-bit weights come from wider ones
     limit = 4 * torch.finfo(V.dtype).eps + 10 * V.shape[-2] ** 0.5 * computed
-    return torch.where(error <= limit, V, Q.to(V.dtype))
+    return torch.where(error <= limit, V, positive_qr(X).to(V.dtype))
+
+
+def positive_qr(X: Tensor) -> Tensor:
+    """Q of the QR decomposition with a positive diagonal of R."""
+    Q, R = torch.linalg.qr(X)
+    diagonal = R.diagonal(dim1=-2, dim2=-1)
+    return Q * torch.where(diagonal == 0, 1, diagonal.sgn()).unsqueeze(-2)
 
 
 def complement(V: Tensor) -> Tensor:

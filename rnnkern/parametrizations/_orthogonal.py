@@ -1,4 +1,4 @@
-"""Weights that stay orthogonal."""
+"""Weights that stay orthogonal, and recurrent weights of gated cells whose rows for the last gate do."""
 
 import math
 from typing import Any
@@ -10,52 +10,39 @@ from torch.nn import Module
 
 from rnnkern import ops
 from rnnkern.parametrizations import _held as held
-from rnnkern.parametrizations import _steps as steps
 from rnnkern.parametrizations._factors import Givens, Householder
 from rnnkern.parametrizations._initial import check_init, orthogonal_matrix
-from rnnkern.parametrizations._layout import Layout, complement, orthonormal, square
-from rnnkern.parametrizations._parametrization import Parametrization, refine, register
+from rnnkern.parametrizations._layout import Layout, complement, orthonormal
+from rnnkern.parametrizations._parametrization import Based, Parametrization, register
 from rnnkern.reference._orthogonal import skew
 
 MAPS = ("exp", "cayley", "scaled_cayley")
 """Maps that have a base B."""
 FACTORS = ("householder", "givens")
 """Maps by products of factors, which have no base."""
-BASES = ("static", "dynamic")
 PROJECT = 64
 """Number of moves of a base after which a Newton-Schulz step removes accumulated rounding errors."""
 
 
-class Orthogonal(Parametrization):
+class Orthogonal(Based):
     """Parametrization of an orthogonal weight, registered by :func:`orthogonal`. B is the buffer ``base`` and A the
     parameter."""
 
     rotating = (0,)
-    bases = ("base",)
 
     def __init__(
-        self, like: Tensor, orthogonal_map: str = "exp", init: str | None = "henaff", base: str = "static",
-        rebase_every: int = 1, num_negative: int | None = None, layout: Layout | None = None,
+        self, like: Tensor, orthogonal_map: str, init: str | None, base: str, rebase_every: int,
+        num_negative: int | None = None, layout: Layout | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        if init is not None or layout is None:
-            check_init(init)
-        if base not in BASES:
-            raise ValueError(f"orthogonal: `base` must be one of {BASES}, got {base!r}")
-        if isinstance(rebase_every, bool) or not isinstance(rebase_every, int) or rebase_every < 1:
-            raise ValueError(f"orthogonal: `rebase_every` must be a positive integer, got {rebase_every!r}")
-        self.layout = layout or square(like)
+        super().__init__(like, "orthogonal", init, base, rebase_every)
+        if layout is None:
+            check_init(init)  # None would keep the existing weight
+        self.layout = layout or Layout(self.sizes, self.sizes)
         size = self.layout.size
         if num_negative is not None and (orthogonal_map != "scaled_cayley" or not 0 <= num_negative <= size):
             only = f"from 0 to N = {size} and applies only to the map 'scaled_cayley'"
             raise ValueError(f"orthogonal: `num_negative` must be {only}, got {num_negative}")
-        self.orthogonal_map, self.init, self.dynamic, self.rebase_every = (
-            orthogonal_map,
-            init,
-            base == "dynamic",
-            rebase_every,
-        )
-        self.steps, self.num_negative = 0, size // 2 if num_negative is None else num_negative
+        self.orthogonal_map, self.num_negative = orthogonal_map, size // 2 if num_negative is None else num_negative
         self.register_buffer("base", like.new_empty(*self.layout.batch, size, size))
         self.register_buffer("scale", None)
         if orthogonal_map == "scaled_cayley":
@@ -63,17 +50,16 @@ class Orthogonal(Parametrization):
             self._reset_scale()
         # On a GPU, where reading A is slow: whether A is 0, and in which version; None if unknown.
         self._zero: tuple[Tensor, int] | None = None
-        if self.dynamic:
-            steps.listen(self)
 
-    def weight(self, A: Tensor) -> Tensor:
-        return self.layout.weight(self._scaled(self.rotated(A)))
+    def weight(self, A: Tensor, *others: Tensor) -> Tensor:
+        return self.assembled(self.rotated(A), *others)
 
-    def compute(self, A: Tensor) -> Tensor:
-        return self.layout.weight(self._scaled(self.rotated_once(A)))
+    def compute(self, A: Tensor, *others: Tensor) -> Tensor:
+        return self.assembled(self.rotated_once(A), *others)
 
-    def empty(self, *originals: Tensor) -> Tensor:
-        return originals[0].new_empty(self.layout.shape)
+    def assembled(self, V: Tensor, *others: Tensor) -> Tensor:
+        """The weight from the orthogonal matrix and the other parameters."""
+        return self.layout.weight(self._scaled(V))
 
     def _scaled(self, V: Tensor) -> Tensor:
         return V if self.scale is None else V * self.scale[: V.shape[-1]]
@@ -81,11 +67,9 @@ class Orthogonal(Parametrization):
     def rotated_once(self, A: Tensor) -> Tensor:
         """Like :meth:`rotated`, without support for second derivatives: at A = 0 the value is B, and the gradient takes
         one product."""
-        return (
-            _AtBase.apply(A, self.base, 1.0 if self.orthogonal_map == "exp" else -2.0)
-            if self._is_zero(A)
-            else self.rotated(A)
-        )
+        if not self._is_zero(A):
+            return self.rotated(A)
+        return _AtBase.apply(A, self.base, 1.0 if self.orthogonal_map == "exp" else -2.0)
 
     def rotated(self, A: Tensor) -> Tensor:
         """B exp(A), or B (I + A)^-1 (I - A), computed as B plus a difference: a small A would be rounded away next to
@@ -117,10 +101,8 @@ class Orthogonal(Parametrization):
         self.base.copy_(orthogonal_matrix(self.base, self.init or "haar", self.orthogonal_map))
         return torch.zeros_like(self.base[..., : self.layout.columns])
 
-    def begin(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
-        if self.init is not None or weight.is_meta:
-            return self.draw()
-        return self._begin_at(self._scaled(orthonormal("orthogonal", self.layout.matrices(weight.detach()))))
+    def keep(self, weight: Tensor) -> Tensor:
+        return self._begin_at(self._scaled(orthonormal("orthogonal", self.layout.matrices(weight))))
 
     def _begin_at(self, V: Tensor) -> Tensor:
         """Sets the first columns of B to V (..., n, k). Returns the new A, zero."""
@@ -136,24 +118,16 @@ class Orthogonal(Parametrization):
         Raises:
             ValueError: the matrix has the wrong shape or is not orthogonal.
         """
-        if weight.shape != self.layout.shape:
-            raise ValueError(f"orthogonal: the weight must be {self.layout.shape}, got {tuple(weight.shape)}")
+        self.check("orthogonal", weight, finite=False)
+        return self._assigned(weight)
+
+    def _assigned(self, weight: Tensor) -> Tensor:
         V = self._scaled(self.layout.matrices(weight.detach().to(self.base)))
         given = weight.dtype if weight.is_floating_point() else V.dtype
         _check_orthogonal(V, given)
         A = self._begin_at(V)
-        refine(self.base, given)
+        self.refine("base", given)
         return A
-
-    # ---- dynamic base
-
-    def stepped(self, optimised: set[int]) -> None:
-        if any(id(x) in optimised for x in self.originals[:1]):
-            self.steps += 1
-            if self.steps % self.rebase_every == 0:
-                self.rebase()
-            if self.steps % (self.rebase_every * PROJECT) == 0:
-                self.base.copy_(ops.project_orthogonal(self.base, steps=1))
 
     @torch.no_grad()
     def rebase(self) -> None:
@@ -172,14 +146,8 @@ class Orthogonal(Parametrization):
         self.base.copy_(self.rotated(A))
         A.zero_()
         self._zero = A.detach(), A._version
-
-    # ---- checkpoints and copies
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.steps)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.steps = int(state)
+        if self.steps % (self.rebase_every * PROJECT) == 0:
+            self.base.copy_(ops.project_orthogonal(self.base, steps=1))
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
@@ -188,14 +156,34 @@ class Orthogonal(Parametrization):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_zero": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self.dynamic:
-            steps.listen(self)
-
     def extra_repr(self) -> str:
-        moves = f"dynamic, rebase_every={self.rebase_every}" if self.dynamic else "static"
-        return f"{self.layout.shape}, orthogonal_map={self.orthogonal_map}, init={self.init}, base={moves}"
+        return f"{self.sizes}, orthogonal_map={self.orthogonal_map}, {super().extra_repr()}"
+
+
+class OrthogonalGate(Orthogonal):
+    """Parametrization of a weight (..., G*N, N), registered by :func:`orthogonal_gate`."""
+
+    def __init__(self, like: Tensor, init: str, base: str, rebase_every: int) -> None:
+        super().__init__(like[..., -like.shape[-1] :, :], "exp", init, base, rebase_every)
+        self.sizes = tuple(like.shape)
+
+    def assembled(self, V: Tensor, rows: Tensor) -> Tensor:
+        return torch.cat([rows, V], -2)
+
+    def draw(self) -> tuple[Tensor, ...]:
+        size = self.sizes[-1]
+        rows = self.base.new_empty(*self.sizes[:-2], self.sizes[-2] - size, size)
+        return super().draw(), rows.uniform_(-(size**-0.5), size**-0.5)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Sets B to the last N rows of a matrix, and A to zero.
+
+        Raises:
+            ValueError: the matrix has the wrong shape, or its last N rows are not orthogonal.
+        """
+        self.check("orthogonal_gate", weight, finite=False)
+        rows, V = weight.detach().split([self.sizes[-2] - self.sizes[-1], self.sizes[-1]], -2)
+        return self._assigned(V), rows.to(self.base).clone()
 
 
 def _check_orthogonal(V: Tensor, given: torch.dtype) -> None:
@@ -323,3 +311,38 @@ def orthogonal(
         if value is not None and orthogonal_map != of:
             raise ValueError(f"orthogonal: `{option}` applies only to the map {of!r}, got {value!r}")
     return register("orthogonal", module, name, make, gates=None)
+
+
+def orthogonal_gate(
+    module: Module, name: str, gates: int = 3, init: str = "henaff", base: str = "static", rebase_every: int = 1
+) -> Module:
+    r"""Keeps the last N rows of a recurrent weight with G gates orthogonal, as :math:`B \exp(A)`; the other rows stay
+    unconstrained. In a GORU the last N rows belong to the new gate.
+
+    The parameters under ``module.parametrizations.<name>`` are ``original0``, A (..., N, N), whose strict lower
+    triangle defines a skew-symmetric matrix, initialized to 0; and ``original1``, the other rows (..., (G-1)*N, N),
+    initialized from :math:`U(-1/\sqrt N, 1/\sqrt N)`. If you created an optimizer before, add these parameters to it.
+
+    Args:
+        module: a module with a real floating-point parameter or buffer ``name`` (..., G*N, N) that is not parametrized.
+        name: name of the weight.
+        gates: G.
+        init, base, rebase_every: as for :func:`orthogonal`.
+
+    Returns:
+        The module. You can assign ``module.<name> = W`` if the last N rows of W are orthogonal.
+
+    Raises:
+        ValueError, TypeError: an argument has a wrong value or type.
+
+    Source: Jing et al. 2019, with the map of Lezcano-Casado and Martinez-Rubio 2019.
+
+    >>> gru = rnnkern.parametrizations.orthogonal_gate(torch.nn.GRUCell(3, 5), "weight_hh")
+    >>> Q = gru.weight_hh[10:]
+    >>> torch.allclose(Q.T @ Q, torch.eye(5), atol=1e-6)
+    True
+    """
+    if isinstance(gates, bool) or not isinstance(gates, int) or gates < 1:
+        raise ValueError(f"orthogonal_gate: `gates` must be a positive integer, got {gates!r}")
+    make = lambda weight: OrthogonalGate(weight, init, base, rebase_every)  # noqa: E731
+    return register("orthogonal_gate", module, name, make, gates)

@@ -1,4 +1,4 @@
-"""Base class of the parametrizations: it caches the weight and supports copying and pickling of modules."""
+"""Base classes of the parametrizations, and the functions that register and reset them."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,6 +13,9 @@ from rnnkern import ops
 from rnnkern._torch_private import parametrize_again
 from rnnkern.parametrizations import _steps as steps
 from rnnkern.parametrizations._held import Held
+from rnnkern.parametrizations._initial import check_init
+
+BASES = ("static", "dynamic")
 
 
 class Weak:
@@ -39,9 +42,12 @@ class Parametrization(Module):
     """Indices of the parameters that rotate a matrix; they train with the learning rate of orthogonal weights."""
     bases: tuple[str, ...] = ()
     """Names of the buffers that are orthogonal matrices."""
+    init: str | None = ""
+    """How the weight is drawn; None keeps the existing one."""
 
-    def __init__(self) -> None:
+    def __init__(self, like: Tensor) -> None:
         super().__init__()
+        self.sizes, self._begun = tuple(like.shape), (like.dtype.to_real(), like.device)
         self._held = Held()
         self._of = Weak()
         steps.watch(self)
@@ -57,6 +63,10 @@ class Parametrization(Module):
         if of is None:
             return []
         return [of.original] if of.is_tensor else [getattr(of, f"original{k}") for k in range(of.ntensors)]
+
+    def place(self) -> tuple[torch.dtype, torch.device]:
+        """The dtype and device of the parameters, which are the weight's until they exist."""
+        return next(((x.dtype, x.device) for x in self.originals), self._begun)
 
     def forward(self, *originals: Tensor) -> Tensor:
         if originals[0].is_meta:
@@ -74,7 +84,7 @@ class Parametrization(Module):
 
     def empty(self, *originals: Tensor) -> Tensor:
         """An empty tensor with the shape of the weight."""
-        return torch.empty_like(originals[0])
+        return originals[0].new_empty(self.sizes)
 
     def compute(self, *originals: Tensor) -> Tensor:
         """Computes the weight if first derivatives suffice."""
@@ -86,29 +96,88 @@ class Parametrization(Module):
 
     def begin(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Initial values of the parameters at the registration: drawn, or from the existing weight."""
-        return self.draw()
+        return self.draw() if self.init is not None or weight.is_meta else self.keep(weight.detach())
+
+    def keep(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The parameters of an existing weight, for classes whose ``init`` may be None."""
+        raise NotImplementedError
+
+    def check(self, function: str, weight: Tensor, finite: bool = True) -> None:
+        """Raises ValueError if a weight that is assigned has the wrong shape or is not finite."""
+        if tuple(weight.shape) != self.sizes:
+            raise ValueError(f"{function}: the weight must be {self.sizes}, got {tuple(weight.shape)}")
+        if finite and not weight.isfinite().all():
+            raise ValueError(f"{function}: the weight must be finite")
+
+    def matrix(self, name: str) -> Tensor:
+        """One of the ``bases`` as a matrix."""
+        return getattr(self, name)
+
+    @torch.no_grad()
+    def refine(self, name: str, dtype: torch.dtype) -> None:
+        """Makes a base that was orthogonal to the precision of a narrower dtype orthogonal to that of its own."""
+        buffer = getattr(self, name)
+        if torch.finfo(buffer.dtype).eps < torch.finfo(dtype).eps and not buffer.is_meta:
+            V = self.matrix(name)
+            V.copy_(ops.project_orthogonal(V, steps=3))  # reduces 5e-3, the error in bfloat16, to float64 rounding
 
     def _apply(self, fn, recurse: bool = True):
         self._held.clear()
         before = [getattr(self, name).dtype for name in self.bases]
         super()._apply(fn, recurse)
         for name, dtype in zip(self.bases, before, strict=True):
-            refine(getattr(self, name), dtype)
+            self.refine(name, dtype)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
         for name in self.bases:
             if isinstance(loaded := state_dict.get(prefix + name), Tensor):
-                refine(getattr(self, name), loaded.dtype)
+                self.refine(name, loaded.dtype)
 
 
-@torch.no_grad()
-def refine(V: Tensor, dtype: torch.dtype) -> None:
-    """Makes a matrix that was orthogonal to the precision of a narrower dtype orthogonal to that of its own dtype, in
-    place."""
-    if torch.finfo(V.dtype).eps < torch.finfo(dtype).eps and not V.is_meta:
-        V.copy_(ops.project_orthogonal(V, steps=3))  # reduces 5e-3, the error in bfloat16, to float64 rounding
+class Based(Parametrization):
+    """Parametrization of a weight that is a buffer ``base`` times a function of the parameter A. At A = 0 it is the
+    base, which either stays or follows the weight as an optimizer steps."""
+
+    bases = ("base",)
+
+    def __init__(self, like: Tensor, function: str, init: str | None, base: str, rebase_every: int) -> None:
+        super().__init__(like)
+        if init is not None:
+            check_init(init)
+        if base not in BASES:
+            raise ValueError(f"{function}: `base` must be one of {BASES}, got {base!r}")
+        if isinstance(rebase_every, bool) or not isinstance(rebase_every, int) or rebase_every < 1:
+            raise ValueError(f"{function}: `rebase_every` must be a positive integer, got {rebase_every!r}")
+        self.init, self.dynamic, self.rebase_every, self.steps = init, base == "dynamic", rebase_every, 0
+        if self.dynamic:
+            steps.listen(self)
+
+    def rebase(self) -> None:
+        """Moves the base to the current weight."""
+        raise NotImplementedError
+
+    def stepped(self, optimised: set[int]) -> None:
+        if any(id(x) in optimised for x in self.originals[:1]):
+            self.steps += 1
+            if self.steps % self.rebase_every == 0:
+                self.rebase()
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.steps)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.steps = int(state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.dynamic:
+            steps.listen(self)
+
+    def extra_repr(self) -> str:
+        moves = f"dynamic, rebase_every={self.rebase_every}" if self.dynamic else "static"
+        return f"init={self.init}, base={moves}"
 
 
 def register(

@@ -1,4 +1,4 @@
-"""Weights in real Schur form."""
+"""Weights in real Schur form: their parametrization, the Schur form of a matrix, and the penalty on the moduli."""
 
 import math
 
@@ -14,18 +14,12 @@ from rnnkern.parametrizations._parametrization import parametrizations, register
 class Schur(Orthogonal):
     """Parametrization of a weight in Schur form, registered by :func:`schur`. The orthogonal P is B exp(A)."""
 
-    def __init__(
-        self, like: Tensor, init: str = "henaff", base: str = "static", rebase_every: int = 1,
-        gamma: float | None = None,
-    ) -> None:  # fmt: skip
-        self.gamma = gamma
+    def __init__(self, like: Tensor, init: str, base: str, rebase_every: int, gamma: float | None) -> None:
         super().__init__(like, "exp", init, base, rebase_every)
+        self.gamma = gamma
 
-    def weight(self, A: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
-        return ops.schur_weight(self.rotated(A), theta, gamma, T)
-
-    def compute(self, A: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
-        return ops.schur_weight(self.rotated_once(A), theta, gamma, T)
+    def assembled(self, V: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
+        return ops.schur_weight(V, theta, gamma, T)
 
     def draw(self) -> tuple[Tensor, ...]:
         A = super().draw()
@@ -42,14 +36,11 @@ class Schur(Orthogonal):
         Raises:
             ValueError: the matrix has the wrong shape, is not finite, or its Schur form is not accurate to six digits.
         """
-        if weight.shape != self.base.shape:
-            raise ValueError(f"schur: the weight must be {tuple(self.base.shape)}, got {tuple(weight.shape)}")
-        if not weight.isfinite().all():
-            raise ValueError("schur: the weight must be finite")
+        self.check("schur", weight)
         matrices = weight.detach().double().reshape(-1, *weight.shape[-2:])
         found = zip(*map(schur_form, matrices), strict=True)
         P, theta, gamma, T = (torch.stack(x).reshape(*weight.shape[:-2], *x[0].shape).to(self.base) for x in found)
-        return super().right_inverse(P), theta, self._moduli(gamma), T
+        return self._assigned(P), theta, self._moduli(gamma), T
 
 
 def schur_form(V: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -144,9 +135,25 @@ def schur(
     return module
 
 
-def schur_penalty(module: Module) -> Tensor:
-    """See :func:`rnnkern.nn.schur_penalty`."""
-    gammas = [p.originals[2] for p in parametrizations(module, Schur)]
+def schur_penalty(model: Module) -> Tensor:
+    r"""The penalty of nnRNN on the moduli, :math:`\sum_i (1 - \gamma_i)^2`, summed over all weights in Schur form.
+
+    Multiply it by a coefficient (delta in Kerg et al. 2019, section 3) and add it to the loss.
+
+    Args:
+        model: a module that contains such weights.
+
+    Returns:
+        A scalar tensor. Gradients flow to each gamma.
+
+    Raises:
+        ValueError: the model contains no weight in Schur form.
+
+    >>> model = rnnkern.nn.NonNormalRNN(10, 20)
+    >>> rnnkern.nn.schur_penalty(model).item()
+    0.0
+    """
+    gammas = [p.originals[2] for p in parametrizations(model, Schur)]
     if not gammas:
         raise ValueError("schur_penalty: `model` must contain a weight in Schur form, as of NonNormalRNN, got none")
     return torch.stack([(1 - gamma).square().sum() for gamma in gammas]).sum()

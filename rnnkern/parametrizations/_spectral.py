@@ -16,7 +16,7 @@ class SpectralMargin(Parametrization):
     bases = ("base_u", "base_v")
 
     def __init__(self, like: Tensor, margin: float = 0.1, init: str = "henaff") -> None:
-        super().__init__()
+        super().__init__(like)
         check_init(init)
         if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
             raise ValueError(f"spectral_margin: `margin` must be a number from 0 to 1, got {margin!r}")
@@ -44,11 +44,7 @@ class SpectralMargin(Parametrization):
         Raises:
             ValueError: the matrix has the wrong shape, is not finite, or has a singular value outside the margin.
         """
-        if weight.shape != self.base_u.shape:
-            wanted = tuple(self.base_u.shape)
-            raise ValueError(f"spectral_margin: the weight must be {wanted}, got {tuple(weight.shape)}")
-        if not weight.isfinite().all():
-            raise ValueError("spectral_margin: the weight must be finite")
+        self.check("spectral_margin", weight)
         U, s, Vh = torch.linalg.svd(weight.detach().double())
         reach = (s - 1) / (2 * self.margin) if self.margin else torch.where((s - 1).abs() <= 1e-6, 0, torch.inf)
         if reach.numel() and not reach.abs().max() < 0.5:

@@ -10,7 +10,13 @@ from rnnkern import ops
 from rnnkern.parametrizations._initial import orthogonal_matrix
 from rnnkern.parametrizations._parametrization import Parametrization, register
 
-MAPS = ("exp", "softplus", "inverse", "direct")
+MAPS = {
+    "exp": (lambda m, b: -m.exp(), lambda g, b: (-g).log()),
+    "softplus": (lambda m, b: -torch.logaddexp(m, torch.zeros_like(m)), lambda g, b: (-torch.expm1(g)).log() - g),
+    "inverse": (lambda m, b: -1 / (m.square() + b), lambda g, b: (-1 / g - b).clamp(min=0).sqrt()),
+    "direct": (lambda m, b: m.clone(), lambda g, b: g),
+}
+"""The functions g(m), each with its inverse on its range."""
 NEAR_ZERO = 0.05
 """For smaller |z|, (exp(z) - 1) / z is computed by its series."""
 
@@ -22,9 +28,9 @@ class _Stable(Parametrization):
     def __init__(
         self, like: Tensor, stable_map: str, dt: float | None, b: float, timescales: tuple[float, float]
     ) -> None:  # fmt: skip
-        super().__init__()
+        super().__init__(like)
         if stable_map not in MAPS:
-            raise ValueError(f"stable: `stable_map` must be one of {MAPS}, got {stable_map!r}")
+            raise ValueError(f"stable: `stable_map` must be one of {tuple(MAPS)}, got {stable_map!r}")
         if dt is not None and not 0 < dt < math.inf:
             raise ValueError(f"stable: `dt` must be positive or None, got {dt}")
         if not 0 < b < math.inf:
@@ -35,15 +41,10 @@ class _Stable(Parametrization):
             wanted = "positive and ascending" + (f", and at least b = {b} for the map 'inverse'" if least else "")
             raise ValueError(f"stable: `timescales` must be {wanted}, got {timescales}")
         self.stable_map, self.dt, self.b, self.timescales = stable_map, dt, b, (shortest, longest)
-        self._shape, self._begun = tuple(like.shape), (like.dtype, like.device)
 
     def rates(self, m: Tensor) -> Tensor:
         """g(m), the eigenvalues of the continuous-time weight, shaped like ``m``."""
-        if self.stable_map == "exp":
-            return -m.exp()
-        if self.stable_map == "softplus":
-            return -torch.logaddexp(m, torch.zeros_like(m))
-        return m.clone() if self.stable_map == "direct" else -1 / (m.square() + self.b)
+        return MAPS[self.stable_map][0](m, self.b)
 
     def eigenvalues(self, m: Tensor) -> Tensor:
         """Eigenvalues of the weight, shaped like ``m``."""
@@ -51,12 +52,11 @@ class _Stable(Parametrization):
 
     def drawn(self, *shape: int) -> Tensor:
         """Initial m."""
-        dtype, device = self._begun
-        for original in self.originals:  # the device or dtype may have changed
-            dtype, device = original.dtype, original.device
+        dtype, device = self.place()
         shortest, longest = map(math.log, self.timescales)
         uniform = torch.rand(shape, dtype=torch.float64, device=device)
-        return self._preimage(-(-(shortest + (longest - shortest) * uniform)).exp()).to(dtype)
+        rates = -(-(shortest + (longest - shortest) * uniform)).exp()
+        return MAPS[self.stable_map][1](rates, self.b).to(dtype)
 
     def reached(self, eigenvalues: Tensor) -> Tensor:
         """The m that gives these eigenvalues of the weight, in float64.
@@ -73,29 +73,18 @@ class _Stable(Parametrization):
             low, high = (fastest, 0.0) if self.dt is None else (math.exp(fastest * self.dt), 1.0)
         within = (eigenvalues >= low) & (eigenvalues < high) & g.isfinite()
         if not within.all():
-            of = "" if len(self._shape) == 1 else "eigenvalues of "
+            of = "" if len(self.sizes) == 1 else "eigenvalues of "
             got = f"{eigenvalues.min():.6g} to {eigenvalues.max():.6g}"
             wanted = f"in [{low:g}, {high:g})"
             raise ValueError(f"stable: {of}the weight must be {wanted}, got {got}")
-        return self._preimage(g)
-
-    def _preimage(self, g: Tensor) -> Tensor:
-        """The m that gives these rates, which are in the range of the map."""
-        if self.stable_map == "exp":
-            return (-g).log()
-        if self.stable_map == "softplus":
-            return (-torch.expm1(g)).log() - g
-        return g if self.stable_map == "direct" else (-1 / g - self.b).clamp(min=0).sqrt()
+        return MAPS[self.stable_map][1](g, self.b)
 
     def checked(self, weight: Tensor) -> Tensor:
-        if tuple(weight.shape) != self._shape:
-            raise ValueError(f"stable: the weight must be {self._shape}, got {tuple(weight.shape)}")
-        if not weight.isfinite().all():
-            raise ValueError("stable: the weight must be finite")
+        self.check("stable", weight)
         return weight.detach().double()
 
     def extra_repr(self) -> str:
-        return f"{self._shape}, stable_map={self.stable_map}, dt={self.dt}"
+        return f"{self.sizes}, stable_map={self.stable_map}, dt={self.dt}"
 
 
 class StableDiagonal(_Stable):
@@ -105,7 +94,7 @@ class StableDiagonal(_Stable):
         return self.eigenvalues(m)
 
     def draw(self) -> Tensor:
-        return self.drawn(*self._shape)
+        return self.drawn(*self.sizes)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Raises ValueError if the weight has the wrong shape or is outside the range of the map."""
@@ -128,7 +117,7 @@ class StableMatrix(_Stable):
 
     def draw(self) -> tuple[Tensor, Tensor]:
         self.base.copy_(orthogonal_matrix(self.base, "haar"))
-        return torch.zeros_like(self.base), self.drawn(*self._shape[:-1])
+        return torch.zeros_like(self.base), self.drawn(*self.sizes[:-1])
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Sets B to eigenvectors and A to zero.
@@ -153,8 +142,8 @@ class DirectMatrix(_Stable):
         return M.clone() if self.dt is None else torch.linalg.matrix_exp(self.dt * M)
 
     def draw(self) -> Tensor:
-        rates = self.drawn(*self._shape[:-1])
-        V = orthogonal_matrix(rates.new_empty(self._shape), "haar")
+        rates = self.drawn(*self.sizes[:-1])
+        V = orthogonal_matrix(rates.new_empty(self.sizes), "haar")
         return (V * rates.unsqueeze(-2)) @ V.mT
 
     def right_inverse(self, weight: Tensor) -> Tensor:

@@ -1,5 +1,4 @@
-"""Counts the steps of all torch.optim optimizers, notifies listeners, and warns if parameters behind orthogonal weights
-train like all others.
+"""Hook after the steps of all torch.optim optimizers, which moves dynamic bases and warns of unsuitable rates.
 
 Several threads may train and create modules concurrently, so shared data is changed only by atomic operations.
 """
@@ -7,23 +6,19 @@ Several threads may train and create modules concurrently, so shared data is cha
 import itertools
 import threading
 import warnings
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-
-class Listener(Protocol):
-    def stepped(self, optimised: set[int]) -> None:
-        """Called after a step with the ids of the parameters that the optimizer has."""
-
+from rnnkern._torch_private import disable_when_called
 
 _numbers = itertools.count()
 _count: int | None = None
 _beginning = threading.Lock()
-_listeners: WeakValueDictionary[int, Listener] = WeakValueDictionary()
+_listeners: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _rotating: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _examined: WeakSet[Optimizer] = WeakSet()
 _warned = False
@@ -40,7 +35,8 @@ def count() -> int:
     return _count
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: Any) -> None:
+    """Has ``listener.stepped`` called after each step, with the ids of the parameters that the optimizer has."""
     count()
     _listeners[id(listener)] = listener
 
@@ -73,7 +69,7 @@ def _examine(optimizer: Optimizer) -> None:
             return
 
 
-@torch.compiler.disable
+@disable_when_called
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     global _count
     _count = next(_numbers)

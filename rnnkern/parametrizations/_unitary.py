@@ -1,36 +1,28 @@
 """Complex weights that stay unitary."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
 from rnnkern import ops
-from rnnkern.parametrizations import _steps as steps
 from rnnkern.parametrizations._factors import layers_and_style
-from rnnkern.parametrizations._initial import check_init, orthogonal_matrix
+from rnnkern.parametrizations._initial import orthogonal_matrix, unitary_matrix
 from rnnkern.parametrizations._layout import orthonormal
-from rnnkern.parametrizations._parametrization import Parametrization, register
+from rnnkern.parametrizations._parametrization import Based, Parametrization, register
 
 
 class _Unitary(Parametrization):
     """Base class of unitary parametrizations by real parameters, so that ``module.double()`` makes the weight
     complex128."""
 
-    def __init__(self, like: Tensor) -> None:
-        super().__init__()
-        self.sizes, self._begun = tuple(like.shape), (like.dtype.to_real(), like.device)
-
     def empty(self, *originals: Tensor) -> Tensor:
         return originals[0].new_empty(self.sizes, dtype=torch.promote_types(originals[0].dtype, torch.complex64))
 
     def uniform(self, bound: float, *shape: int) -> Tensor:
         """A batch of tensors of this shape, drawn from U(-bound, bound)."""
-        dtype, device = self._begun
-        for original in self.originals[:1]:  # the device or dtype may have changed
-            dtype, device = original.dtype, original.device
+        dtype, device = self.place()
         drawn = torch.rand(*self.sizes[:-2], *shape, dtype=torch.float64, device=device)
         return (bound * (2 * drawn - 1)).to(dtype)
 
@@ -46,22 +38,14 @@ class Fourier(_Unitary):
         self.register_buffer("order", torch.arange(like.shape[-1], device=like.device))
 
     def weight(self, phases: Tensor, vectors: Tensor) -> Tensor:
-        eye = torch.eye(self.sizes[-1], dtype=torch.promote_types(phases.dtype, torch.complex64), device=phases.device)
-        return self.applied(eye, *self.factors(phases, vectors)).mT.contiguous()
-
-    @staticmethod
-    def factors(phases: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-        """D_1, D_2 and D_3 (..., 1, N), and the normalized vectors of R_1 and R_2 (..., N, 1)."""
+        """Applies the factors to the rows of the identity, in O(N^2 log N)."""
         vectors = torch.view_as_complex(vectors)
-        vectors = vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        v, w = (vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)).unsqueeze(-1).unbind(-3)
         first, second, third = _phase(phases).unsqueeze(-2).unbind(-3)
-        return first, second, third, *vectors.unsqueeze(-1).unbind(-3)
-
-    def applied(self, x: Tensor, first: Tensor, second: Tensor, third: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        """Applies the weight with these :meth:`factors` to vectors x (..., K, N), in O(K N log N)."""
-        x = torch.fft.fft(first * x, norm="ortho")
+        eye = torch.eye(self.sizes[-1], dtype=torch.promote_types(phases.dtype, torch.complex64), device=phases.device)
+        x = torch.fft.fft(first * eye, norm="ortho")
         x = second * _reflected(x, v)[..., self.order]
-        return third * _reflected(torch.fft.ifft(x, norm="ortho"), w)
+        return (third * _reflected(torch.fft.ifft(x, norm="ortho"), w)).mT.contiguous()
 
     def draw(self) -> tuple[Tensor, ...]:
         size = self.sizes[-1]
@@ -98,25 +82,17 @@ class ComplexGivens(_Unitary):
         return angles, phases, self.uniform(math.pi, size)
 
 
-class UnitaryMap(_Unitary):
+class UnitaryMap(_Unitary, Based):
     """Parametrization of a weight B exp(S) or B (I + S)^-1 (I - S) D, registered by :func:`unitary`. The buffer
     ``base`` (..., N, N, 2) holds the real and imaginary parts of the unitary B."""
 
     def __init__(self, like: Tensor, unitary_map: str, init: str | None, base: str, rebase_every: int) -> None:
-        super().__init__(like)
-        if init is not None:
-            check_init(init)
-        if base not in ("static", "dynamic"):
-            raise ValueError(f"unitary: `base` must be 'static' or 'dynamic', got {base!r}")
-        if isinstance(rebase_every, bool) or not isinstance(rebase_every, int) or rebase_every < 1:
-            raise ValueError(f"unitary: `rebase_every` must be a positive integer, got {rebase_every!r}")
-        self.unitary_map, self.init = unitary_map, init
-        self.dynamic, self.rebase_every = base == "dynamic", rebase_every
-        self.rotating = (0,) if unitary_map == "exp" else (0, 1)
-        self.steps = 0
+        super().__init__(like, "unitary", init, base, rebase_every)
+        self.unitary_map, self.rotating = unitary_map, (0,) if unitary_map == "exp" else (0, 1)
         self.register_buffer("base", torch.empty(*like.shape, 2, dtype=like.dtype.to_real(), device=like.device))
-        if self.dynamic:
-            steps.listen(self)
+
+    def matrix(self, name: str) -> Tensor:
+        return torch.view_as_complex(getattr(self, name))
 
     def weight(self, A: Tensor, phases: Tensor | None = None) -> Tensor:
         V = self._rotated(A)
@@ -130,12 +106,11 @@ class UnitaryMap(_Unitary):
             added = ops.skew_exp(S, form="expm1")
         else:
             added = ops.cayley(S) - torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        B = torch.view_as_complex(self.base)
+        B = self.matrix("base")
         return B + B @ added
 
     def draw(self) -> tuple[Tensor, ...]:
-        self.steps = 0
-        B = torch.view_as_complex(self.base)
+        self.steps, B = 0, self.matrix("base")
         if self.init in ("haar", None):
             B.copy_(unitary_matrix(B))
         else:
@@ -143,10 +118,8 @@ class UnitaryMap(_Unitary):
         A = torch.zeros_like(self.base[..., 0])
         return (A,) if self.unitary_map == "exp" else (A, math.pi + self.uniform(math.pi, self.sizes[-1]))
 
-    def begin(self, weight: Tensor) -> tuple[Tensor, ...]:
-        if self.init is not None or weight.is_meta:
-            return self.draw()
-        return self._begin_at(orthonormal("unitary", weight.detach()))
+    def keep(self, weight: Tensor) -> tuple[Tensor, ...]:
+        return self._begin_at(orthonormal("unitary", weight))
 
     def _begin_at(self, W: Tensor) -> tuple[Tensor, ...]:
         """Sets B to W. Returns the new parameters, zero."""
@@ -160,19 +133,12 @@ class UnitaryMap(_Unitary):
         Raises:
             ValueError: the matrix has the wrong shape or is not unitary.
         """
-        if tuple(weight.shape) != self.sizes:
-            raise ValueError(f"unitary: the weight must be {self.sizes}, got {tuple(weight.shape)}")
+        self.check("unitary", weight, finite=False)
         W = weight.detach().to(torch.complex128)
         distance = (W.mH @ W - torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)).abs()
         if distance.numel() and not distance.max() <= math.sqrt(torch.finfo(weight.dtype).eps):
             raise ValueError(f"unitary: the weight must be unitary, got max |W^H W - I| = {distance.max():.3g}")
         return self._begin_at(W)
-
-    def stepped(self, optimised: set[int]) -> None:
-        if any(id(x) in optimised for x in self.originals[:1]):
-            self.steps += 1
-            if self.steps % self.rebase_every == 0:
-                self.rebase()
 
     @torch.no_grad()
     def rebase(self) -> None:
@@ -182,29 +148,8 @@ class UnitaryMap(_Unitary):
         self.base.copy_(torch.view_as_real(ops.project_orthogonal(self._rotated(A), steps=1)))
         A.zero_()
 
-    def _apply(self, fn, recurse: bool = True):
-        before = self.base.dtype
-        super()._apply(fn, recurse)
-        if torch.finfo(self.base.dtype).eps < torch.finfo(before).eps and not self.base.is_meta:
-            with torch.no_grad():
-                B = torch.view_as_complex(self.base)
-                B.copy_(ops.project_orthogonal(B, steps=3))
-        return self
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.steps)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.steps = int(state)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self.dynamic:
-            steps.listen(self)
-
     def extra_repr(self) -> str:
-        moves = f"dynamic, rebase_every={self.rebase_every}" if self.dynamic else "static"
-        return f"{self.sizes}, unitary_map={self.unitary_map}, init={self.init}, base={moves}"
+        return f"{self.sizes}, unitary_map={self.unitary_map}, {super().extra_repr()}"
 
 
 MAPS = ("fourier", "givens", "exp", "scaled_cayley")
@@ -286,21 +231,3 @@ def unitary(
         if value != plain and unitary_map not in GROUP:
             raise ValueError(f"unitary: `{option}` applies only to the maps {GROUP}, got {value!r}")
     return register("unitary", module, name, make, field="complex")
-
-
-@torch.no_grad()
-def unitary_matrix(like: Tensor) -> Tensor:
-    """Draws a random unitary matrix from the Haar measure (Mezzadri 2007, section 5).
-
-    Args:
-        like: a complex tensor (..., N, N) that gives shape, dtype and device.
-
-    Returns:
-        (..., N, N), computed in complex128 and rounded once.
-
-    >>> V = rnnkern.parametrizations.unitary_matrix(torch.empty(5, 5, dtype=torch.complex64))
-    >>> torch.allclose(V.mH @ V, torch.eye(5, dtype=torch.complex64), atol=1e-6)
-    True
-    """
-    Q, R = torch.linalg.qr(torch.randn(like.shape, dtype=torch.complex128, device=like.device))
-    return (Q * R.diagonal(dim1=-2, dim2=-1).sgn().unsqueeze(-2)).to(like.dtype)

@@ -67,17 +67,16 @@ def forward(V: Tensor, training: bool) -> list[Tensor]:
     m)."""
     *batch, size, _ = V.shape
     identity = torch.eye(size, dtype=V.dtype, device=V.device).expand(*batch, size, size)
-    Q = V.new_empty(*batch, size, size)
     if V.numel() == 0:
         kept = [x.zero_() for x in _kept_shapes(V)] if training else []
-        return [Q.copy_(identity), *kept]
+        return [identity.contiguous(), *kept]
     U, norm = _normalised(V)
     G = U.mH @ U
     half = G.diagonal(dim1=-2, dim2=-1).real / 2  # the rounded values, not 1/2: the product is then orthogonal
     S = torch.triu(G, 1) + torch.diag_embed(torch.where(half == 0, 0.5, half)).to(V.dtype)
     W = torch.linalg.solve_triangular(S, U.mH, upper=True)
     matrices = (x.reshape(-1, *x.shape[-2:]) for x in (identity, U, W))
-    torch.baddbmm(*matrices, alpha=-1, out=Q.view(-1, size, size))
+    Q = torch.baddbmm(*matrices, alpha=-1).view(identity.shape)
     return [Q, W.contiguous(), S, norm] if training else [Q]
 
 
