@@ -144,6 +144,8 @@ def test_a_change_of_length_alone_is_no_change_of_direction():
     longer, elsewhere = 1.0001 * truth, truth + 0.0002 * torch.randn(2000, dtype=torch.float64)
     refused("sine", elsewhere.float(), longer.float(), truth)
     refused("root mean square", (1.001 * truth).float(), truth.float(), truth)
+    level = torch.full((20_000,), 0.1, dtype=torch.float64)  # rounding the dot product of equal numbers adds up
+    assert_close((1 + 2**-30) * level, 2 * level, level)
 
 
 def put(x, value, at=(3, 4)):

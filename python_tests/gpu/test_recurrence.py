@@ -168,7 +168,7 @@ CHUNKS = [
         for heads in (1, 4)
     ),
     *(("stepwise", cell, (150, 9, 20), 1, F32) for cell in sorted(DENSE)),
-    *(("grid", cell, (66, 9, 20), 1, BF16) for cell in ("lstm", "modrelu")),
+    *(("grid", cell, (66, 9, 20), 1, dtype) for cell, dtype in (("lstm", BF16), ("modrelu", F32))),
     ("cluster", "euler", (258, 2, 129), 1, F32),
 ]
 """More steps than a chunk of the backward pass has: 64, or 256 on a cluster."""
