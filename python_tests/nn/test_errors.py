@@ -215,8 +215,8 @@ def test_a_wrong_input_or_state(name):
         ("LRU", torch.zeros(B, H), TypeError, "LRU: `hx` must be of dtype torch.complex64, got .*float32"),
         ("SABLSTM", (torch.zeros(B, H),), ValueError, r"`state` must be \(h0, c0\)"),
         ("ContinuousRNN", (1,), TypeError, "ContinuousRNN: `hx` must be a tensor, got tuple"),
-        ("MomentumRNN", (torch.zeros(1, B, H),) * 3, ValueError, "hx must have 1 or 2 tensors, got 3"),
-        ("MomentumRNN", (torch.zeros(1, B, H), torch.zeros(1, B, 3)), RuntimeError, r"Expected v .* got \[1, 4, 3\]"),
+        ("RNN momentum", (torch.zeros(1, B, H),) * 3, ValueError, "hx must have 1 or 2 tensors, got 3"),
+        ("RNN momentum", (torch.zeros(1, B, H), torch.zeros(1, B, 3)), RuntimeError, r"Expected v .* got \[1, 4, 3\]"),
     ],
 )
 def test_a_wrong_state_of_one_layer(name, hx, error, said):

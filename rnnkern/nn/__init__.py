@@ -9,11 +9,9 @@ from rnnkern.nn.goru import GORU
 from rnnkern.nn.gru import GRU
 from rnnkern.nn.lru import LRU
 from rnnkern.nn.lstm import LSTM
-from rnnkern.nn.momentum import MomentumLSTM, MomentumRNN
 from rnnkern.nn.neural_ode import HeavyBallODE, NeuralODE
 from rnnkern.nn.of_cell import Recurrent
 from rnnkern.nn.orthogonal import (
-    IRNN,
     CayleyRNN,
     ExpRNN,
     HenaffRNN,
@@ -31,8 +29,8 @@ from rnnkern.nn.sab import SABLSTM
 from rnnkern.nn.unitary import UnitaryRNN
 
 __all__ = [
-    "ESBN", "EURNN", "GORU", "GRU", "IRNN", "LRU", "LSTM", "RNN", "SABLSTM", "CayleyRNN", "CoRelNet", "ContextNorm",
+    "ESBN", "EURNN", "GORU", "GRU", "LRU", "LSTM", "RNN", "SABLSTM", "CayleyRNN", "CoRelNet", "ContextNorm",
     "ContinuousRNN", "ExpRNN", "GRUCell", "HeavyBallODE", "HenaffRNN", "HouseholderRNN", "LSTMCell", "MemLSTM",
-    "MemRNN", "MomentumLSTM", "MomentumRNN", "NeuralODE", "NonNormalRNN", "OrthogonalInitRNN", "RNNCell", "Recurrent",
+    "MemRNN", "NeuralODE", "NonNormalRNN", "OrthogonalInitRNN", "RNNCell", "Recurrent",
     "RelLSTM", "RelRNN", "Similarity", "SpectralRNN", "UnitaryRNN", "orthogonal_penalty", "schur_penalty",
 ]  # fmt: skip

@@ -80,9 +80,15 @@ class Momentum(Filter):
         mu: in [0, 1).
         s: positive.
 
+    The paper's MomentumRNN and MomentumLSTM are RNN and LSTM with this filter: with mu = s = 0.6 for pixel-by-pixel
+    MNIST, and with mu = 0.6 and s = 1 for permuted MNIST.
+
     Source: Nguyen et al. 2020.
 
     >>> lstm = rnnkern.nn.LSTM(10, 20, filter=rnnkern.nn.filters.Momentum(0.6, 0.6))
+    >>> output, (h_n, c_n, v_n) = lstm(torch.randn(4, 3, 10))
+    >>> output.shape, v_n.shape
+    (torch.Size([4, 3, 20]), torch.Size([1, 3, 80]))
     """
 
     states, linear = ("v",), True

@@ -260,6 +260,8 @@ class OrthogonalInitRNN(_OrthogonalRNN):
         bias: if True, adds the biases b_ih and b_hh.
         options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``.
 
+    IRNN (Le et al. 2015) is ``OrthogonalInitRNN(..., init="identity", nonlinearity="relu")``.
+
     Source: Saxe et al. 2014.
 
     >>> R = rnnkern.nn.OrthogonalInitRNN(10, 20).weight_hh_l0
@@ -283,33 +285,6 @@ class OrthogonalInitRNN(_OrthogonalRNN):
 
 
 @with_options
-class IRNN(OrthogonalInitRNN):
-    """IRNN: a ReLU network whose recurrent weight is initialized to the identity and trained without a constraint.
-
-    Args:
-        input_size, hidden_size, num_layers: I, H and the number of layers.
-        bias: if True, adds the biases b_ih and b_hh.
-        options: all other options of :class:`rnnkern.nn.RNN` except ``nonlinearity``.
-
-    Source: Le et al. 2015.
-
-    >>> irnn = rnnkern.nn.IRNN(10, 20)
-    >>> torch.equal(irnn.weight_hh_l0, torch.eye(20)), irnn.nonlinearity
-    (True, 'relu')
-    """
-
-    _sets = ("init", "nonlinearity")
-
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = False,
-        **options: Unpack[LayerOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(
-            input_size, hidden_size, num_layers, init="identity", nonlinearity="relu", bias=bias, **options
-        )
-
-
-@with_options
 class HenaffRNN(_OrthogonalRNN):
     r"""LT-RNN: a network with a linear recurrence, whose nonlinearity only acts on the input.
 
@@ -317,8 +292,7 @@ class HenaffRNN(_OrthogonalRNN):
         h_t = \sigma(W x_t + b_{ih}) + R h_{t-1} + b_{hh}
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. R is initialized orthogonal and then trained
-    without a constraint. :func:`rnnkern.nn.init.copy_solution_` and :func:`rnnkern.nn.init.adding_solution_` set the
-    parameters to those that solve the copy task and the adding problem.
+    without a constraint.
 
     Args:
         input_size, hidden_size, num_layers: I, H and the number of layers.
