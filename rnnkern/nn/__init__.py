@@ -5,8 +5,7 @@ from rnnkern.nn import init as init
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.continuous import ContinuousRNN
 from rnnkern.nn.eurnn import EURNN
-from rnnkern.nn.goru import GORU
-from rnnkern.nn.gru import GRU
+from rnnkern.nn.gru import GORU, GRU
 from rnnkern.nn.lru import LRU
 from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.neural_ode import HeavyBallODE, NeuralODE

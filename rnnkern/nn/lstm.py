@@ -1,18 +1,17 @@
 """Long short-term memory (LSTM)."""
 
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from rnnkern.nn.filters import Filter
-from rnnkern.nn.layer_norm import LayerNormed
-from rnnkern.nn.options import with_options
-from rnnkern.nn.recurrent import TimeFirst
+from rnnkern.nn.options import StepOptions, with_options
+from rnnkern.nn.recurrent import RecurrentBase, TimeFirst
 
 
 @with_options
-class LSTM(LayerNormed, torch.nn.LSTM):
+class LSTM(RecurrentBase, torch.nn.LSTM):
     r"""Long short-term memory (LSTM); a drop-in replacement for :class:`torch.nn.LSTM`.
 
     .. math::
@@ -72,18 +71,17 @@ class LSTM(LayerNormed, torch.nn.LSTM):
     """
 
     recurrent_grad_dropout: float = 0.0
+    _plain: ClassVar = RecurrentBase._plain | {"recurrent_grad_dropout": 0.0}
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Any = None,
-        dtype: torch.dtype | None = None, *, num_heads: int = 1, layer_norm: bool = False,
-        zoneout: float | tuple[float, float] = 0.0, recurrent_dropout: float = 0.0,
-        recurrent_grad_dropout: float = 0.0, save_gates: bool | None = None, filter: Filter | None = None,
+        dtype: torch.dtype | None = None, *, layer_norm: bool = False, recurrent_grad_dropout: float = 0.0,
+        filter: Filter | None = None, **options: Unpack[StepOptions],
     ) -> None:  # fmt: skip
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device=device,
-            dtype=dtype, num_heads=num_heads, layer_norm=layer_norm, zoneout=zoneout,
-            recurrent_dropout=recurrent_dropout, save_gates=save_gates, filter=filter,
+            dtype=dtype, layer_norm=layer_norm, filter=filter, **options,
         )  # fmt: skip
         rate = recurrent_grad_dropout
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
@@ -100,10 +98,6 @@ class LSTM(LayerNormed, torch.nn.LSTM):
             kept = torch.rand(steps, device=x.device) >= self.recurrent_grad_dropout
             drawn["grad_scale"] = kept.to(x.dtype)
         return drawn
-
-    def extra_repr(self) -> str:
-        rate = self.recurrent_grad_dropout
-        return super().extra_repr() + (f", recurrent_grad_dropout={rate}" if rate else "")
 
     @property
     def _cell(self) -> str:

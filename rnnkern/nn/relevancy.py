@@ -351,8 +351,6 @@ class MemRNN(RelRNN):
     torch.Size([4, 30, 20])
     """
 
-    _sets = ("buffer_size", "relevant_size", "relevance")
-
     def __init__(
         self, input_size: int, hidden_size: int, *, nonlinearity: str = "tanh", **options: Unpack[MemoryOptions]
     ) -> None:
@@ -373,8 +371,6 @@ class MemLSTM(RelLSTM):
     >>> layer(torch.randn(4, 30, 10))[0].shape
     torch.Size([4, 30, 20])
     """
-
-    _sets = ("buffer_size", "relevant_size", "relevance")
 
     def __init__(self, input_size: int, hidden_size: int, **options: Unpack[MemoryOptions]) -> None:
         super().__init__(input_size, hidden_size, buffer_size=UNLIMITED, relevant_size=0, **options)

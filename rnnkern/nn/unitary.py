@@ -13,10 +13,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import refuse_or_trace
+from rnnkern.nn.ecosystem import refuse_or_trace, said_per_layer
+from rnnkern.nn.eurnn import layers_inside, said_inside
 from rnnkern.nn.options import with_options
-from rnnkern.nn.recurrent import TimeFirst, reset_of_directions, said_per_layer
-from rnnkern.nn.rotations import layers_inside, said_inside
+from rnnkern.nn.recurrent import TimeFirst, reset_of_directions
 from rnnkern.nn.single import Layers
 from rnnkern.ops import Choice, givens_recurrence, recurrence
 
