@@ -26,30 +26,36 @@ class TimeFirst(NamedTuple):
     reset: Tensor | None  # (T, B) bool, False beyond a sequence's own end
 
 
-def reset_in_order(
-    module: Module, reset: Tensor, x: Tensor, steps: int, batch: int | None, batch_sizes: Tensor | None = None,
-    order: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The caller's ``reset`` as (T, B), in the order of the packed rows and False beyond the end of a sequence.
-    ``batch`` is None for unbatched input."""
-    name = type(module).__name__
+def runs(batch_sizes: Tensor, device: torch.device) -> Tensor:
+    """Where a packed sequence has not ended, (T, B)."""
+    return torch.arange(int(batch_sizes[0]), device=device) < batch_sizes.to(device).unsqueeze(1)
+
+
+def in_time_order(module: Module, name: str, values: Tensor, input: Tensor | PackedSequence) -> Tensor:
+    """The argument ``values``, one for each step and sequence, as (T, B) in the order of the packed rows."""
+    packed = isinstance(input, PackedSequence)
+    wanted = (len(input.batch_sizes), int(input.batch_sizes[0])) if packed else tuple(input.shape[:-1])
+    wanted = wanted[::-1] if packed and module.batch_first else wanted
+    if tuple(values.shape) != wanted:
+        symbols = "(T,)" if len(wanted) == 1 else "(B, T)" if module.batch_first else "(T, B)"
+        got = tuple(values.shape)
+        raise ValueError(f"{type(module).__name__}: `{name}` must be {symbols} = {wanted}, got {got}")
+    if len(wanted) == 1:
+        return values.unsqueeze(1)
+    values = values.transpose(0, 1) if module.batch_first else values
+    return values.index_select(1, input.sorted_indices) if packed and input.sorted_indices is not None else values
+
+
+def reset_in_order(module: Module, reset: Tensor, input: Tensor | PackedSequence) -> Tensor:
+    """The argument ``reset`` as (T, B), in the order of the packed rows and False beyond the end of a sequence."""
+    name, device = type(module).__name__, input.data.device if isinstance(input, PackedSequence) else input.device
     if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
         got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
         raise TypeError(f"{name}: `reset` must be a bool tensor, got {got}")
-    if reset.device != x.device:
-        raise TypeError(f"{name}: `reset` must be on {x.device} like the input, got {reset.device}")
-    symbols, wanted = ("(B, T)", (batch, steps)) if module.batch_first else ("(T, B)", (steps, batch))
-    if batch is None:
-        symbols, wanted = "(T,)", (steps,)
-    if tuple(reset.shape) != wanted:
-        raise ValueError(f"{name}: `reset` must be {symbols} = {wanted}, got {tuple(reset.shape)}")
-    if batch is None:
-        return reset.unsqueeze(1)
-    reset = reset.transpose(0, 1) if module.batch_first else reset
-    if batch_sizes is None:
-        return reset
-    reset = reset if order is None else reset.index_select(1, order)
-    return reset & (torch.arange(batch, device=x.device) < batch_sizes.to(x.device).unsqueeze(1))
+    if reset.device != device:
+        raise TypeError(f"{name}: `reset` must be on {device} like the input, got {reset.device}")
+    reset = in_time_order(module, "reset", reset, input)
+    return reset & runs(input.batch_sizes, device) if isinstance(input, PackedSequence) else reset
 
 
 def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tensor | None]:
@@ -275,7 +281,7 @@ class RecurrentBase(Unquantized, RNNBase):
         unbatched = isinstance(input, Tensor) and input.dim() == 2
         if isinstance(input, PackedSequence):
             x, batch_sizes, order, _ = input
-            steps, batch = batch_sizes.shape[0], int(batch_sizes[0])
+            batch = int(batch_sizes[0])
         else:
             given = () if hx is None else tuple(hx[:plain]) if plain > 1 else (hx,)
             if input.dim() not in (2, 3) or any(s.dim() != input.dim() for s in given):
@@ -284,7 +290,7 @@ class RecurrentBase(Unquantized, RNNBase):
             if unbatched:
                 x = input.unsqueeze(0 if self.batch_first else 1)
                 hx = hx if hx is None else tuple(s.unsqueeze(1) for s in given) if plain > 1 else hx.unsqueeze(1)
-            batch, steps = x.shape[:2] if self.batch_first else (x.shape[1], x.shape[0])
+            batch = x.shape[0 if self.batch_first else 1]
         if hx is None:
             self.check_input(x, batch_sizes)
             # One for all tensors of a state, because nothing writes to them, and one for each layer and direction,
@@ -309,7 +315,7 @@ class RecurrentBase(Unquantized, RNNBase):
         if batch_sizes is None and self.batch_first:
             x = x.transpose(0, 1)
         if reset is not None:
-            reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
+            reset = reset_in_order(self, reset, input)
         return TimeFirst(x, state, batch_sizes, reset)
 
     def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:

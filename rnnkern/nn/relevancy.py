@@ -1,19 +1,20 @@
 """Recurrent layers that attend to a bounded set of their own past states."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Never, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter, init
+from torch.nn import init
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.attending import Attending, state_like, without_layers
 from rnnkern.nn.options import MemoryOptions, RelevancyOptions, with_options
+from rnnkern.nn.single import Attending, empty_parameter, state_like, uniform_, without_layers
 from rnnkern.ops import RelevancyMemory, RelevancyState, relevancy_recurrence
 from rnnkern.ops._relevancy.relevancy import CHOICES
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
@@ -42,17 +43,13 @@ class Relevancy(Attending):
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "buffer_size": buffer_size}
         chosen = {"combine": combine, "alignment": alignment, "relevance": relevance, "output": output}
-        super().__init__(
-            sizes | {"relevant_size": relevant_size, "num_heads": num_heads}, {"relevant_size": 0},
-            {name: (choice, CHOICES[name] + MORE.get(name, ())) for name, choice in chosen.items()},
-        )  # fmt: skip
+        sizes |= {"relevant_size": relevant_size, "num_heads": num_heads}
+        choices = {name: (choice, CHOICES[name] + MORE.get(name, ())) for name, choice in chosen.items()}
+        super().__init__(sizes, choices, {"relevant_size": 0})
         if hidden_size % num_heads:
             raise ValueError(f"num_heads must divide hidden_size = {hidden_size}, got {num_heads}")
         self.bias, self.batch_first = bias, batch_first
-
-        def parameter(*shape: int) -> Parameter:
-            return Parameter(torch.empty(shape, device=device, dtype=dtype))
-
+        parameter = partial(empty_parameter, device=device, dtype=dtype)
         rows, size = self._gates * hidden_size, self._state_size
         self.weight_ih_l0, self.weight_hh_l0 = parameter(rows, input_size), parameter(rows, size)
         self.weight_query_l0, self.weight_key_l0 = (parameter(hidden_size, n) for n in (size, hidden_size))
@@ -72,8 +69,7 @@ class Relevancy(Attending):
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
-        for weight in (self.weight_query_l0, self.weight_key_l0):
-            init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
+        uniform_(self.hidden_size, self.weight_query_l0, self.weight_key_l0)
         for vector in (self.weight_score_l0, self.weight_screen_l0):
             if vector is not None:
                 init.xavier_normal_(vector.unsqueeze(0))

@@ -1,17 +1,18 @@
 """Sparse attentive backtracking (SAB)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter, init
+from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
-from rnnkern.nn.attending import Attending, state_like, without_layers
 from rnnkern.nn.options import with_options
+from rnnkern.nn.single import Attending, empty_parameter, state_like, uniform_, without_layers
 from rnnkern.ops import SABMemory, SABState, sab_recurrence
 from rnnkern.ops._relevancy.sab import ALIGNMENTS
 
@@ -75,13 +76,10 @@ class SABLSTM(Attending):
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size}
         sizes |= {"top_k": top_k, "attend_every": attend_every, "truncation": truncation}
-        super().__init__(sizes, {}, {"alignment": (alignment, tuple(ALIGNMENTS))})
+        super().__init__(sizes, {"alignment": (alignment, tuple(ALIGNMENTS))})
         self.output_size = 2 * hidden_size
         self.bias, self.batch_first = bias, batch_first
-
-        def parameter(*shape: int) -> Parameter:
-            return Parameter(torch.empty(shape, device=device, dtype=dtype))
-
+        parameter = partial(empty_parameter, device=device, dtype=dtype)
         mlp = alignment == "mlp"
         self.weight_ih_l0 = parameter(4 * hidden_size, input_size)
         self.weight_hh_l0 = parameter(4 * hidden_size, hidden_size)
@@ -92,9 +90,7 @@ class SABLSTM(Attending):
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
-        for weight in (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0):
-            if weight is not None:
-                init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
+        uniform_(self.hidden_size, self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0)
         if self.weight_alignment_l0 is not None:
             init.xavier_normal_(self.weight_alignment_l0)
         init.normal_(self.weight_score_l0, std=0.01)
@@ -153,7 +149,5 @@ class SABLSTM(Attending):
         )
         u = F.linear(x, call["W"], call["bias"])
         options = {name: getattr(self, name) for name in ("top_k", "attend_every", "truncation", "alignment")}
-        return (u, call["R"], state_like(state, u), call["attention"]), options | {
-            "batch_sizes": batch_sizes,
-            "reset": reset,
-        }
+        options |= {"batch_sizes": batch_sizes, "reset": reset}
+        return (u, call["R"], state_like(state, u), call["attention"]), options

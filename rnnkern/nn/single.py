@@ -5,11 +5,33 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
+from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
-from rnnkern.nn.ecosystem import Unquantized
+from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, shown
 from rnnkern.nn.recurrent import TimeFirst, reset_in_order
 from rnnkern.ops import Choice
+
+
+def empty_parameter(*shape: int, device: Any, dtype: torch.dtype | None) -> Parameter:
+    """A parameter without values."""
+    return Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+
+def uniform_(size: int, *weights: Tensor | None) -> None:
+    """Draws the weights that are there from U(-size^-1/2, size^-1/2)."""
+    for weight in weights:
+        if weight is not None:
+            init.uniform_(weight, -(size**-0.5), size**-0.5)
+
+
+def check_number(name: str, value: Any, zero: bool = False) -> None:
+    """Checks that an option is a finite positive number, or with ``zero`` one of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} should be of type float, got: {type(value).__name__}")
+    if not 0 <= value < float("inf") or (value == 0 and not zero):
+        raise ValueError(f"{name} must be {'at least 0' if zero else 'positive'}, got {value}")
 
 
 class Layers(Unquantized):
@@ -22,16 +44,19 @@ class Layers(Unquantized):
     _plain: dict[str, Any]  # the options with their defaults
     _first = "weight_ih_l0"  # a parameter that every such layer has
 
-    def __init__(self, sizes: dict[str, int], least: dict[str, int], choices: dict[str, tuple[str, tuple]]) -> None:
+    def __init__(
+        self, sizes: dict[str, int], choices: dict[str, tuple[str, tuple]] | None = None,
+        least: dict[str, int] | None = None,
+    ) -> None:  # fmt: skip
         """Checks and stores each size, which is at least 1 or the value in ``least``, and each choice."""
         super().__init__()
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int):
                 raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
-            if size < least.get(name, 1):
-                raise ValueError(f"{name} must be at least {least.get(name, 1)}, got {size}")
+            if size < (smallest := (least or {}).get(name, 1)):
+                raise ValueError(f"{name} must be at least {smallest}, got {size}")
             setattr(self, name, size)
-        for name, (choice, there_are) in choices.items():
+        for name, (choice, there_are) in (choices or {}).items():
             if choice not in there_are:
                 raise ValueError(f"{name} must be one of {there_are}, got {choice!r}")
             setattr(self, name, choice)
@@ -64,10 +89,10 @@ class Layers(Unquantized):
         unbatched = not packed and x.dim() == 2
         if packed:
             _, batch_sizes, order, _ = input
-            steps, batch = batch_sizes.shape[0], int(batch_sizes[0])
+            batch = int(batch_sizes[0])
         else:
             x = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x
-            steps, batch = x.shape[:2]
+            batch = x.shape[1]
         if state is not None:
             self._check_state(state, None if unbatched else batch)
         if state is None:
@@ -77,7 +102,7 @@ class Layers(Unquantized):
         elif order is not None:
             state = _each(state, lambda part: part.index_select(self._batch_dim, order))
         if reset is not None:
-            reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
+            reset = reset_in_order(self, reset, input)
         return TimeFirst(x, state, batch_sizes, reset)
 
     def _returned(self, input, rows: Tensor) -> Tensor | PackedSequence:
@@ -97,9 +122,7 @@ class Layers(Unquantized):
         return _each(state, lambda part: part.squeeze(self._batch_dim).clone())  # a view could not be detached in place
 
     def extra_repr(self) -> str:
-        given = {name: getattr(self, name, plain) for name, plain in self._plain.items()}
-        shown = (f", {name}={value}" for name, value in given.items() if value != self._plain[name])
-        return f"{self.input_size}, {self.hidden_size}" + "".join(shown)
+        return f"{self.input_size}, {self.hidden_size}{shown(self, self._plain)}"
 
 
 class SingleLayer(Layers):
@@ -132,6 +155,44 @@ class SingleLayer(Layers):
         no recurrence."""
         args, options = self._call(input, hx, reset)
         return [self._operator._choose(*args, **options)]
+
+
+class Attending(SingleLayer):
+    """A layer that wraps one operator whose state is a named tuple of tensors."""
+
+    weight_ih_l0: Tensor
+    _operator: Callable  # with return_memory=True it also returns what each step attended to
+    _states: int  # number of tensors in an initial state
+
+    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
+        return (x.new_zeros(batch, self.hidden_size),) * self._states
+
+    def _run(self, input, hx, reset, unknown) -> tuple[Any, Any]:
+        if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
+            return refuse_or_trace(self, unknown, input, hx, reset)
+        args, options = self._call(input, hx, reset)
+        output, state = self._operator(*args, **options)
+        return self._returned(input, output), self._returned_state(input, state)
+
+    @torch.no_grad()
+    def _attended(self, input, hx, reset) -> Any:
+        args, options = self._call(input, hx, reset)
+        _, _, memory = self._operator(*args, **options, return_memory=True)
+        return type(memory)(*(self._returned(input, each) for each in memory))
+
+
+def state_like(state: Any, u: Tensor) -> Any:
+    """An initial state, cast to the dtype of ``u``; a state that an earlier call returned, unchanged."""
+    return state if hasattr(state, "_fields") else tuple(part.to(u.dtype) for part in state)
+
+
+def without_layers(hx: Any, input: Tensor | PackedSequence) -> Any:
+    """Turns an initial state in the layout of torch.nn, (1, B, H), into that of the operators, (B, H)."""
+    if hx is None or hasattr(hx, "_fields"):
+        return hx
+    rank = 1 if isinstance(input, Tensor) and input.dim() == 2 else 2
+    parts = (hx,) if isinstance(hx, Tensor) else hx
+    return tuple(part.squeeze(0) if isinstance(part, Tensor) and part.dim() > rank else part for part in parts)
 
 
 def _each(state: Any, change: Callable) -> Any:

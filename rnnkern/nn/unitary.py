@@ -87,7 +87,7 @@ class UnitaryRNN(Layers):
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
-        super().__init__(sizes, {}, {"unitary_map": (unitary_map, MAPS)})
+        super().__init__(sizes, {"unitary_map": (unitary_map, MAPS)})
         if not (fused is None or isinstance(fused, bool)):
             raise TypeError(f"UnitaryRNN: `fused` must be True, False or None, got {fused!r}")
         for name, value in {"rotation_layers": rotation_layers, "style": style, "fused": fused}.items():
