@@ -1,5 +1,7 @@
-"""torch.autocast on the CPU, over the table of layers: dtypes, and results as accurate as the reference's. The dtypes
-of the layers of torch.nn are torch.nn's."""
+"""Under torch.autocast on the CPU, layers have the right dtypes and results as accurate as the reference's.
+
+The dtypes of the layers of torch.nn are torch.nn's.
+"""
 
 import copy
 

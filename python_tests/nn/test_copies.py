@@ -1,5 +1,4 @@
-"""Every layer of the table survives copying, pickling, files, state_dict, other devices and dtypes, functional calls,
-frozen and parametrized weights; and it prints how it was made."""
+"""Layers survive copying, pickling, files, other devices and dtypes, and functional calls, and print their options."""
 
 import copy
 import io

@@ -1,5 +1,7 @@
-"""Values and gradients of the layers in the table that torch.nn lacks are those of their equations, each written as one
-step of one layer. test_layouts.py shows that everything else is made of such steps."""
+"""Layers that torch.nn lacks have the values and gradients of their equations, each written as one step of one layer.
+
+test_layouts.py shows that everything else is made of such steps.
+"""
 
 import copy
 from collections.abc import Callable

@@ -1,5 +1,7 @@
-"""Wrong options and arguments of every layer in the table are errors that name the argument and what came. Where
-torch.nn has the layer, test_parity.py compares its errors."""
+"""Wrong options and arguments of every layer in the table are errors that name the argument and what came.
+
+Where torch.nn has the layer, test_parity.py compares its errors.
+"""
 
 import inspect
 import typing

@@ -1,5 +1,4 @@
-"""Recurrent layers, among them drop-in replacements for those of torch.nn, and relational models. They hold parameters
-and call rnnkern.ops."""
+"""Recurrent layers and relational models hold parameters and call rnnkern.ops; some replace layers of torch.nn."""
 
 from rnnkern.nn import init as init
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell

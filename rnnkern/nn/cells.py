@@ -1,4 +1,4 @@
-"""RNNCell, LSTMCell and GRUCell: parameters and checks of torch.nn around one call of the operator."""
+"""RNNCell, LSTMCell and GRUCell put the parameters and checks of torch.nn around one call of the operator."""
 
 from typing import Any, Never
 

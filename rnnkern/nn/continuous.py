@@ -1,4 +1,4 @@
-"""Continuous-time recurrent network."""
+"""ContinuousRNN is a layer whose state follows a differential equation between the steps of a sequence."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""How layers appear when they are printed, explained, traced by torch.fx and quantized."""
+"""Defines how layers appear when they are printed, explained, traced by torch.fx and quantized."""
 
 import inspect
 import warnings

@@ -1,4 +1,4 @@
-"""An Elman network whose recurrent weight is a product of plane rotations, applied one by one or as a matrix."""
+"""EURNN is an Elman network whose recurrent weight is a product of plane rotations."""
 
 from collections.abc import Sequence
 from functools import partial

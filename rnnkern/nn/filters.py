@@ -1,4 +1,4 @@
-"""Filters for the input projection, with the update rules of the optimizers that they are named after.
+"""Filters of the input projection apply the update rules of the optimizers that they are named after.
 
 Source: Nguyen et al. 2020.
 """

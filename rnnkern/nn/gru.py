@@ -1,4 +1,4 @@
-"""Gated recurrent units: GRU, and GORU, whose new gate has an orthogonal recurrent weight."""
+"""Gated recurrent units: GRU replaces that of torch.nn, and the new gate of GORU has an orthogonal recurrent weight."""
 
 from typing import Any, ClassVar, Literal, Unpack
 

@@ -1,4 +1,4 @@
-"""Initial values of recurrent layers with chosen gains of the gates, and what theory says about initial values."""
+"""Draws recurrent weights with chosen gains of the gates, and tells what theory says about initial values."""
 
 import math
 from collections.abc import Mapping, Sequence

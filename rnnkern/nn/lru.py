@@ -1,4 +1,4 @@
-"""The linear recurrent unit."""
+"""LRU is the linear recurrent unit, whose recurrence has complex factors that are constant in time."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Long short-term memory (LSTM)."""
+"""LSTM replaces that of torch.nn and has more options."""
 
 from typing import Any, ClassVar, Unpack
 

@@ -1,4 +1,4 @@
-"""Networks of continuous depth: a differential equation takes the place of layers."""
+"""In networks of continuous depth, a differential equation takes the place of layers."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""The layer for cells that users write."""
+"""Recurrent is the layer for cells that users write."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Base class of the recurrent layers: parameters and checks of torch.nn around calls of the operator."""
+"""The base class of the recurrent layers puts the parameters and checks of torch.nn around calls of the operator."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Never

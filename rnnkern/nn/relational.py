@@ -1,5 +1,7 @@
-"""Relational models (Kerg et al. 2022; Webb et al. 2020, 2021): they see a few objects, encoded by a model of the
-user's, and answer a question about how the objects are alike."""
+"""Relational models see a few encoded objects and answer a question about how the objects are alike.
+
+Source: Kerg et al. 2022; Webb et al. 2020, 2021.
+"""
 
 from collections.abc import Sequence
 from typing import Any

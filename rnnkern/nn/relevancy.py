@@ -1,4 +1,4 @@
-"""Recurrent layers that attend to a bounded set of their own past states."""
+"""RelRNN, RelLSTM, MemRNN and MemLSTM attend to their own past states, all of them or a bounded set."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Elman network."""
+"""RNN, an Elman network, replaces that of torch.nn and has more options."""
 
 from typing import Any, ClassVar, Unpack
 

@@ -1,4 +1,4 @@
-"""Sparse attentive backtracking (SAB)."""
+"""SABLSTM is an LSTM that attends to a few of its past states (sparse attentive backtracking)."""
 
 from collections.abc import Sequence
 from functools import partial

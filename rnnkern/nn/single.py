@@ -1,4 +1,4 @@
-"""Base classes of the layers that have no counterpart in torch.nn: they check options and convert input and state."""
+"""Base classes of layers that torch.nn lacks check options, and convert input and state for the operators."""
 
 from collections.abc import Callable
 from typing import Any

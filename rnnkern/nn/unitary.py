@@ -1,4 +1,4 @@
-"""Complex Elman networks whose recurrent weight stays unitary."""
+"""UnitaryRNN is a complex Elman network whose recurrent weight stays unitary."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Never
