@@ -105,14 +105,10 @@ class ContinuousRNN(SingleLayer):
         """Runs the layer over a sequence.
 
         Args:
-            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            input, reset: as in :meth:`rnnkern.nn.RNN.forward`.
             hx: h_0 of shape (B, H), or (H,) for unbatched input, in the caller's batch order. None means zeros. With
                 ``method="adams"`` also (h_0, k_0), which an earlier call returned; without k_0 the first step is one of
                 Euler.
-            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
-                unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
-                zeros.
             gaps: the duration of each step, in place of ``dt``: shape as that of ``reset``, dtype of the parameters, at
                 least 0 and finite. With 0 the state stays the same, to the bit. Not with ``method="adams"``, whose
                 formula is for equal steps.

@@ -40,17 +40,11 @@ class GRU(RecurrentBase, torch.nn.GRU):
             layer is unit d of head k.
         layer_norm: if True, applies LayerNorm to Wx and Rh. The gains ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}``
             (3*H,) are initialized to 1; eps is 1e-5.
-        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step. In evaluation mode
-            the expected value replaces the draw (Krueger et al. 2017).
-        recurrent_dropout: rate in [0, 1) of variational dropout on the recurrent connection, one mask per sequence (Gal
-            and Ghahramani 2016); inactive in evaluation mode. Zoneout and dropout masks are generated inside the kernel
-            from a seed of torch's generator and regenerated in the backward pass; no mask is stored.
+        zoneout, recurrent_dropout, filter: as in :class:`RNN`.
         save_gates: True saves the gates for the backward pass: 5 H floats per sequence and step in total. False saves H
             floats and recomputes the gates, which costs one more product with R and one with W. With ``layer_norm`` the
             figures are 10 H and 7 H. None means True on a CPU and False on a GPU. You can change the attribute at any
             time.
-        filter: a filter of :mod:`rnnkern.nn.filters` for the input projection (Nguyen et al. 2020), such as ``Adam(0.6,
-            0.6, 0.99)``. The returned state then also contains the state of the filter.
 
     Raises:
         ValueError, TypeError: ``reset_gate`` is not one of the two; ``num_heads`` does not divide ``hidden_size``; a

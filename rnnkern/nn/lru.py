@@ -114,12 +114,8 @@ class LRU(SingleLayer):
         """Runs the layer over a sequence.
 
         Args:
-            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            input, reset: as in :meth:`rnnkern.nn.RNN.forward`.
             hx: h_0, complex, of shape (B, N), or (N,) for unbatched input, in the caller's batch order. None means
-                zeros.
-            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
-                unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
                 zeros.
 
         Returns:

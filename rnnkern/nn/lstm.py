@@ -37,11 +37,8 @@ class LSTM(RecurrentBase, torch.nn.LSTM):
         layer_norm: if True, applies LayerNorm to Wx, to Rh, and to c where h is computed from it. The gains
             ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}`` (4*H,) and ``weight_ln_c_l{k}`` (H,) are initialized to 1,
             ``bias_ln_c_l{k}`` (H,) to 0. b_ih and b_hh are the biases of the norms of Wx and Rh; eps is 1e-5.
-        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step, or a pair of
-            probabilities for h and c. In evaluation mode the expected value replaces the draw (Krueger et al. 2017).
-        recurrent_dropout: rate in [0, 1) of variational dropout on the recurrent connection, one mask per sequence (Gal
-            and Ghahramani 2016); inactive in evaluation mode. Zoneout and dropout masks are generated inside the kernel
-            from a seed of torch's generator and regenerated in the backward pass; no mask is stored.
+        zoneout: as in :class:`RNN`, or a pair of probabilities for h and c.
+        recurrent_dropout, filter: as in :class:`RNN`.
         recurrent_grad_dropout: probability in [0, 1] that, at a step, no gradient flows from the gates to h of the
             previous step. It is drawn per step for the whole batch, separately for each call, layer and direction
             (h-detach, Kanuparthi et al. 2019); inactive in evaluation mode. Gradients through c and to R are not
@@ -50,8 +47,6 @@ class LSTM(RecurrentBase, torch.nn.LSTM):
             H floats and recomputes the gates, which costs one more product with R and one with W. With ``layer_norm``
             the figures are 14 H and 10 H. None means True on a CPU and False on a GPU. You can change the attribute at
             any time.
-        filter: a filter of :mod:`rnnkern.nn.filters` for the input projection (Nguyen et al. 2020), such as ``Adam(0.6,
-            0.6, 0.99)``. The returned state then also contains the state of the filter.
 
     Raises:
         ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or is combined with ``proj_size``; a rate

@@ -27,10 +27,8 @@ class Recurrent(RecurrentBase):
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in
             :class:`torch.nn.RNN`.
         num_heads: K. With K > 1, R is block-diagonal and ``weight_hh_l{k}`` has shape (K, G*D, D), D = H / K.
-        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step, or one probability
-            for each state (Krueger et al. 2017).
-        recurrent_dropout: variational dropout on the recurrent connection, one mask per sequence (Gal and Ghahramani
-            2016).
+        zoneout: as in :class:`rnnkern.nn.RNN`, or one probability for each state.
+        recurrent_dropout: as in :class:`rnnkern.nn.RNN`.
         save_gates: True saves the cell's intermediate values for the backward pass; False recomputes them there.
 
     Input, output, packed sequences and ``reset`` are those of :class:`rnnkern.nn.RNN`; with several states ``hx`` and

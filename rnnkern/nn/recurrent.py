@@ -160,12 +160,9 @@ class RecurrentBase(Unquantized, RNNBase):
         return tuple(given) if rates is given else given
 
     def forward(
-        self,
-        input: Tensor | PackedSequence,
-        hx: Tensor | tuple[Tensor, Tensor] | None = None,
-        reset: Tensor | None = None,
-        **unknown: Never,
-    ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:
+        self, input: Tensor | PackedSequence, hx: Tensor | tuple[Tensor, ...] | None = None,
+        reset: Tensor | None = None, **unknown: Never,
+    ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, ...]]:  # fmt: skip
         """Runs the layers over a sequence.
 
         Args:
@@ -254,12 +251,7 @@ class RecurrentBase(Unquantized, RNNBase):
         return (stepped[0], tuple(stepped[1:])) if lstm else tuple(stepped)
 
     @torch.no_grad()
-    def _choose(
-        self,
-        input: Tensor | PackedSequence,
-        hx: Tensor | tuple[Tensor, Tensor] | None = None,
-        reset: Tensor | None = None,
-    ) -> list[Choice]:
+    def _choose(self, input: Tensor | PackedSequence, hx: Any = None, reset: Tensor | None = None) -> list[Choice]:
         """The :class:`Choice` of each layer and direction, in order, for :func:`rnnkern.ops.explain`. Runs no
         recurrence."""
         sequence = self._check(input, hx, reset)

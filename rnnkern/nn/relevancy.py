@@ -92,22 +92,16 @@ class Relevancy(Attending):
             init.zeros_(self.bias_ih_l0)
 
     def forward(
-        self,
-        input: Tensor | PackedSequence,
-        hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
-        reset: Tensor | None = None,
-        **unknown: Never,
-    ) -> tuple[Tensor | PackedSequence, RelevancyState]:
+        self, input: Tensor | PackedSequence, hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
+        reset: Tensor | None = None, **unknown: Never,
+    ) -> tuple[Tensor | PackedSequence, RelevancyState]:  # fmt: skip
         """Runs the layer over a sequence.
 
         Args:
-            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            input, reset: as in :meth:`rnnkern.nn.RNN.forward`. A reset zeroes s and c and empties the memory.
             hx: a state that an earlier call returned, which continues that sequence; or s_0, or for an LSTM the tuple
                 ``(s_0, c_0)``, each (1, B, H) as in torch.nn or (B, H), with an empty memory. None means zeros. In the
                 caller's batch order; without B for unbatched input. s_0 has 2H columns with ``combine="concat"``.
-            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
-                unbatched input; in the caller's batch order. True zeroes s and c and empties the memory before step t.
 
         Returns:
             The output, shaped like ``input`` with H columns (2H for s with ``combine="concat"``), and the
@@ -120,11 +114,9 @@ class Relevancy(Attending):
         return self._run(input, hx, reset, unknown)
 
     def attention(
-        self,
-        input: Tensor | PackedSequence,
-        hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
+        self, input: Tensor | PackedSequence, hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
-    ) -> RelevancyMemory:
+    ) -> RelevancyMemory:  # fmt: skip
         """Returns the attention weights of each step, without gradients.
 
         Args:
@@ -138,12 +130,9 @@ class Relevancy(Attending):
         return self._attended(input, hx, reset)
 
     def attention_map(
-        self,
-        input: Tensor | PackedSequence,
-        hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
-        reset: Tensor | None = None,
-        sparse: bool = False,
-    ) -> Tensor:
+        self, input: Tensor | PackedSequence, hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
+        reset: Tensor | None = None, sparse: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Returns how much each step attends to each event of this call, as a matrix for plots, without gradients.
 
         Args:
@@ -174,9 +163,8 @@ class Relevancy(Attending):
         if not sparse:
             return weights.new_zeros(size).scatter_add_(-1, ids.clamp(min=0), weights * there)
         *at, slot = there.nonzero(as_tuple=True)
-        return torch.sparse_coo_tensor(
-            torch.stack([*at, ids[*at, slot]]), weights[*at, slot], size, check_invariants=False
-        ).coalesce()
+        indices = torch.stack([*at, ids[*at, slot]])
+        return torch.sparse_coo_tensor(indices, weights[*at, slot], size, check_invariants=False).coalesce()
 
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
         x, state, batch_sizes, reset = self._time_first(input, without_layers(hx, input), reset)
@@ -185,17 +173,9 @@ class Relevancy(Attending):
             v = torch.full_like(self.weight_key_l0[0], (self.hidden_size // self.num_heads) ** -0.5)
         attention = (self.weight_query_l0, self.weight_key_l0, v.view(self.num_heads, -1) if self.num_heads > 1 else v)
         bias = () if self.modrelu_bias_l0 is None else (self.modrelu_bias_l0,)
-        x, call = autocast.cast(
-            x,
-            {
-                "weight": self.weight_ih_l0,
-                "bias": self.bias_ih_l0,
-                "R": self.weight_hh_l0,
-                "attention": attention,
-                "params": bias,
-            },
-        )
-        u = F.linear(x, call["weight"], call["bias"])
+        call = {"W": self.weight_ih_l0, "bias": self.bias_ih_l0, "R": self.weight_hh_l0}
+        x, call = autocast.cast(x, call | {"attention": attention, "params": bias})
+        u = F.linear(x, call["W"], call["bias"])
         sizes = {"buffer_size": self.buffer_size, "relevant_size": self.relevant_size}
         options = {name: getattr(self, name) for name in CHOICES}
         if self.alignment == "scaled_dot":

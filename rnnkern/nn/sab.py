@@ -96,22 +96,15 @@ class SABLSTM(Attending):
         init.normal_(self.weight_score_l0, std=0.01)
 
     def forward(
-        self,
-        input: Tensor | PackedSequence,
-        hx: SABState | Sequence[Tensor] | Tensor | None = None,
-        reset: Tensor | None = None,
-        **unknown: Never,
-    ) -> tuple[Tensor | PackedSequence, SABState]:
+        self, input: Tensor | PackedSequence, hx: SABState | Sequence[Tensor] | Tensor | None = None,
+        reset: Tensor | None = None, **unknown: Never,
+    ) -> tuple[Tensor | PackedSequence, SABState]:  # fmt: skip
         """Runs the layer over a sequence.
 
         Args:
-            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            input, reset: as in :meth:`rnnkern.nn.RNN.forward`. After a reset, the state of zeros is the only memory.
             hx: a state that an earlier call returned, which continues that sequence; or ``(h_0, c_0)``, each (1, B, H)
                 as in torch.nn or (B, H). None means zeros. In the caller's batch order; without B for unbatched input.
-            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
-                unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
-                zeros, which is then the only memory.
 
         Returns:
             The output, shaped like ``input`` with 2H columns, and the :class:`~rnnkern.ops.SABState`.
@@ -123,11 +116,9 @@ class SABLSTM(Attending):
         return self._run(input, hx, reset, unknown)
 
     def attention(
-        self,
-        input: Tensor | PackedSequence,
-        hx: SABState | Sequence[Tensor] | Tensor | None = None,
+        self, input: Tensor | PackedSequence, hx: SABState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
-    ) -> SABMemory:
+    ) -> SABMemory:  # fmt: skip
         """Returns the attention weights of each step, without gradients.
 
         Args:
@@ -144,9 +135,8 @@ class SABLSTM(Attending):
         x, state, batch_sizes, reset = self._time_first(input, without_layers(hx, input), reset)
         attention = (self.weight_alignment_l0, self.weight_score_l0)
         attention = attention[attention[0] is None :]
-        x, call = autocast.cast(
-            x, {"W": self.weight_ih_l0, "bias": self.bias_ih_l0, "R": self.weight_hh_l0, "attention": attention}
-        )
+        call = {"W": self.weight_ih_l0, "bias": self.bias_ih_l0, "R": self.weight_hh_l0, "attention": attention}
+        x, call = autocast.cast(x, call)
         u = F.linear(x, call["W"], call["bias"])
         options = {name: getattr(self, name) for name in ("top_k", "attend_every", "truncation", "alignment")}
         options |= {"batch_sizes": batch_sizes, "reset": reset}

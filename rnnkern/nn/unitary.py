@@ -135,13 +135,9 @@ class UnitaryRNN(Layers):
         """Runs the layers over a sequence.
 
         Args:
-            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a :class:`~torch.nn.utils.rnn.PackedSequence`.
-                It is real and has the dtype of the parameters. T may be 0.
+            input, reset: as in :meth:`rnnkern.nn.RNN.forward`; the input is real.
             hx: h_0, complex, of shape (num_layers * directions, B, H), without B for unbatched input, in the caller's
                 batch order. None means zeros.
-            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
-                unbatched input; in the caller's batch order. True starts a new episode at step t: no state is carried
-                from t-1 to t, nor from t to t-1 in the reverse direction.
 
         Returns:
             The output, shaped like ``input`` with directions * 2*H columns, and h_n, shaped like ``hx``. Under autocast
