@@ -4,7 +4,6 @@ Where torch.nn has the layer, test_parity.py compares its errors.
 """
 
 import inspect
-import typing
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 from python_tests.samples import layers as table
 from rnnkern import nn
-from rnnkern.nn import ContextNorm, CoRelNet, HeavyBallODE, NeuralODE, options
+from rnnkern.nn import ContextNorm, CoRelNet, HeavyBallODE, NeuralODE
 from rnnkern.nn.filters import NAG, Adam, Momentum, RMSprop
 
 T, B, I, H = 7, 4, table.INPUT_SIZE, table.HIDDEN_SIZE  # noqa: E741
@@ -177,12 +176,24 @@ def test_an_unknown_keyword_of_a_call_is_named_with_the_remedy(name, word):
         module(x, torch.zeros(1, 2, H), **{word: None})
 
 
+BOUNDED = {"buffer_size", "relevant_size", "relevance"}
+
+
 @pytest.mark.parametrize(
-    ("name", "cls"),
-    [("RNNOptions", nn.RNN), ("LSTMOptions", nn.LSTM), ("RelevancyOptions", nn.RelRNN), ("MemoryOptions", nn.MemLSTM)],
+    ("base", "names", "without"),
+    [
+        (nn.RNN, ("ExpRNN", "HouseholderRNN", "EURNN", "SpectralRNN", "OrthogonalInitRNN"), set()),
+        (nn.RNN, ("HenaffRNN",), {"nonlinearity", "filter"}),
+        (nn.ExpRNN, ("CayleyRNN", "NonNormalRNN"), set()),
+        (nn.RelRNN, ("MemRNN",), BOUNDED),
+        (nn.RelRNN, ("RelLSTM",), {"nonlinearity"}),
+        (nn.RelRNN, ("MemLSTM",), {"nonlinearity", *BOUNDED}),
+    ],
 )
-def test_typed_options_are_parameters_of_the_base(name, cls):
-    assert set(typing.get_type_hints(getattr(options, name))) <= set(inspect.signature(cls).parameters)
+def test_a_layer_has_the_options_of_its_base(base, names, without):
+    for name in names:
+        given = inspect.signature(getattr(nn, name)).parameters
+        assert inspect.signature(base).parameters.keys() - given.keys() == without, name
 
 
 # ---- arguments of a call

@@ -193,9 +193,6 @@ class ContinuousRNN(SingleLayer):
         first = x[0] if batch_sizes is None else x[: len(h)]
         return torch.tanh(F.linear(first, self.weight_ih_l0, self.bias_ih_l0) + F.linear(h, self.weight_hh_l0))
 
-    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
-        return (x.new_zeros(batch, self.hidden_size, dtype=self._dtype),)
-
 
 def _each_repeated(
     x: Tensor, steps: int, batch_sizes: Tensor | None, reset: Tensor | None

@@ -67,7 +67,7 @@ class LRU(SingleLayer):
     """
 
     _operator = staticmethod(linear_scan)
-    _first = "nu_log"
+    _first, _complex = "nu_log", True
     _plain: ClassVar = {"r_min": 0.0, "r_max": 1.0, "max_phase": 2 * math.pi, "batch_first": False}
 
     def __init__(
@@ -141,15 +141,7 @@ class LRU(SingleLayer):
         return self._arguments(self._sequence(input, hx, reset))
 
     def _sequence(self, input, hx, reset) -> TimeFirst:
-        if hx is not None and not isinstance(hx, Tensor):
-            raise TypeError(f"LRU: `hx` must be a tensor, got {type(hx).__name__}")
         return self._time_first(input, None if hx is None else (hx,), reset)
-
-    def _check_state(self, state: tuple[Tensor], batch: int | None) -> None:
-        super()._check_state(state, batch)
-        wanted = torch.complex64 if self._dtype == torch.float32 else torch.complex128
-        if state[0].dtype != wanted:
-            raise TypeError(f"LRU: `hx` must be of dtype {wanted}, got {state[0].dtype}")
 
     def _arguments(self, sequence: TimeFirst) -> tuple[tuple, dict[str, Any]]:
         x, (h0,), batch_sizes, reset = sequence
@@ -163,10 +155,6 @@ class LRU(SingleLayer):
         changes."""
         _check_dtype(fn(self.nu_log.detach()[:0]).dtype)
         return super()._apply(fn, recurse)
-
-    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
-        zeros = x.new_zeros(batch, self.hidden_size, dtype=self._dtype)
-        return (torch.complex(zeros, zeros),)
 
     def extra_repr(self) -> str:
         plain = {"output_size": self.input_size} | self._plain

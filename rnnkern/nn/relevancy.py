@@ -67,6 +67,9 @@ class Relevancy(Attending):
     def _state_size(self) -> int:
         return (2 if self.combine == "concat" else 1) * self.hidden_size
 
+    def _state_shape(self, batch: int | None) -> tuple[int, ...]:
+        return (self._state_size,) if batch is None else (batch, self._state_size)
+
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
         uniform_(self.hidden_size, self.weight_query_l0, self.weight_key_l0)
@@ -74,10 +77,6 @@ class Relevancy(Attending):
             if vector is not None:
                 init.xavier_normal_(vector.unsqueeze(0))
         self._reset_cell()
-
-    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
-        s, *c = super()._zeros(x, batch)
-        return (s.new_zeros(batch, self._state_size), *c)
 
     @torch.no_grad()
     def _reset_cell(self) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import Parameter, init
+from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, shown
@@ -43,6 +44,7 @@ class Layers(Unquantized):
     _batch_dim = 0  # batch dimension of the tensors of a state
     _plain: dict[str, Any]  # the options with their defaults
     _first = "weight_ih_l0"  # a parameter that every such layer has
+    _complex = False  # whether the state is complex
 
     def __init__(
         self, sizes: dict[str, int], choices: dict[str, tuple[str, tuple]] | None = None,
@@ -67,15 +69,30 @@ class Layers(Unquantized):
         found = self._parameters.get(self._first)
         return (next(self.parameters()) if found is None else found).dtype
 
+    @property
+    def _state_dtype(self) -> torch.dtype:
+        return torch.promote_types(self._dtype, torch.complex64) if self._complex else self._dtype
+
+    def _state_shape(self, batch: int | None) -> tuple[int, ...]:
+        """The shape of the first tensor of a state; ``batch`` is None for unbatched input."""
+        return (self.hidden_size,) if batch is None else (batch, self.hidden_size)
+
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
         """The initial state of ``batch`` sequences if the caller gives none."""
-        raise NotImplementedError
+        return (x.new_zeros(self._state_shape(batch), dtype=self._state_dtype),)
 
-    def _check_state(self, state: Any, batch: int | None) -> None:
-        """Checks of a given state that the operator does not make; ``batch`` is None for unbatched input."""
+    def _check_state(self, state: tuple[Any, ...], batch: int | None) -> None:
+        """Checks of a given state that the operator does not make."""
+        name, hx, wanted = type_before_parametrizations(self).__name__, state[0], self._state_shape(batch)
+        if not isinstance(hx, Tensor):
+            raise TypeError(f"{name}: `hx` must be a tensor, got {type(hx).__name__}")
+        if tuple(hx.shape) != wanted:
+            raise ValueError(f"{name}: `hx` must be {wanted}, got {tuple(hx.shape)}")
+        if self._complex and hx.dtype != self._state_dtype:
+            raise TypeError(f"{name}: `hx` must be of dtype {self._state_dtype}, got {hx.dtype}")
 
     def _time_first(self, input, state, reset) -> TimeFirst:
-        name = type(self).__name__
+        name = type_before_parametrizations(self).__name__
         batch_sizes = order = None
         packed = isinstance(input, PackedSequence)
         x = input.data if packed else input
@@ -93,14 +110,14 @@ class Layers(Unquantized):
         else:
             x = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x
             batch = x.shape[1]
-        if state is not None:
-            self._check_state(state, None if unbatched else batch)
         if state is None:
             state = self._zeros(x, batch)
-        elif unbatched:
-            state = _each(state, lambda part: part.unsqueeze(self._batch_dim))
-        elif order is not None:
-            state = _each(state, lambda part: part.index_select(self._batch_dim, order))
+        else:
+            self._check_state(state, None if unbatched else batch)
+            if unbatched:
+                state = _each(state, lambda part: part.unsqueeze(self._batch_dim))
+            elif order is not None:
+                state = _each(state, lambda part: part.index_select(self._batch_dim, order))
         if reset is not None:
             reset = reset_in_order(self, reset, input)
         return TimeFirst(x, state, batch_sizes, reset)
@@ -130,24 +147,9 @@ class SingleLayer(Layers):
 
     _operator: Callable  # a function of rnnkern.ops that returns (output, state)
 
-    @property
-    def _state_size(self) -> int:
-        return self.hidden_size
-
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
         """Arguments of the operator, with time first and in the order of the packed rows."""
         raise NotImplementedError
-
-    def _check_state(self, state: tuple[Tensor], batch: int | None) -> None:
-        """Checks the shape of ``hx``, (B, H) or without a batch (H,)."""
-        wanted = (self._state_size,) if batch is None else (batch, self._state_size)
-        if not isinstance(state[0], Tensor):
-            raise TypeError(
-                f"{type(self).__name__}: `hx` must be a Tensor, a tuple of them, or a state that the layer returned "
-                f"(of some sequences only: `state.select_batch(index)`), got {type(state[0]).__name__} in a tuple"
-            )
-        if tuple(state[0].shape) != wanted:
-            raise ValueError(f"{type(self).__name__}: `hx` must be {wanted}, got {tuple(state[0].shape)}")
 
     @torch.no_grad()
     def _choose(self, input: Tensor | PackedSequence, hx: Any = None, reset: Tensor | None = None) -> list[Choice]:
@@ -165,7 +167,15 @@ class Attending(SingleLayer):
     _states: int  # number of tensors in an initial state
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
-        return (x.new_zeros(batch, self.hidden_size),) * self._states
+        return super()._zeros(x, batch) + (x.new_zeros(batch, self.hidden_size),) * (self._states - 1)
+
+    def _check_state(self, state: tuple[Any, ...], batch: int | None) -> None:
+        if not isinstance(state[0], Tensor):
+            raise TypeError(
+                f"{type(self).__name__}: `hx` must be a Tensor, a tuple of them, or a state that the layer returned "
+                f"(of some sequences only: `state.select_batch(index)`), got {type(state[0]).__name__} in a tuple"
+            )
+        super()._check_state(state, batch)
 
     def _run(self, input, hx, reset, unknown) -> tuple[Any, Any]:
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:

@@ -75,7 +75,7 @@ class UnitaryRNN(Layers):
     (torch.Size([4, 3, 40]), torch.Size([1, 3, 20]), torch.complex64)
     """
 
-    _batch_dim = 1
+    _batch_dim, _complex = 1, True
     fused: bool | None = None
     _plain: ClassVar = {"num_layers": 1, "unitary_map": "fourier", "batch_first": False, "bidirectional": False}
 
@@ -196,16 +196,5 @@ class UnitaryRNN(Layers):
     def _projection(self, x: Tensor, W: Tensor) -> Tensor:
         return torch.view_as_complex(F.linear(x, W).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
 
-    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
-        rows = self.num_layers * len(self._directions)
-        return (torch.view_as_complex(x.new_zeros(rows, batch, self.hidden_size, 2, dtype=self._dtype)),)
-
-    def _check_state(self, state: tuple[Any], batch: int | None) -> None:
-        hx, dtype = state[0], torch.promote_types(self._dtype, torch.complex64)
-        if not isinstance(hx, Tensor):
-            raise TypeError(f"UnitaryRNN: `hx` must be a tensor, got {type(hx).__name__}")
-        wanted = (self.num_layers * len(self._directions), *(() if batch is None else (batch,)), self.hidden_size)
-        if tuple(hx.shape) != wanted:
-            raise ValueError(f"UnitaryRNN: `hx` must be {wanted}, got {tuple(hx.shape)}")
-        if hx.dtype != dtype:
-            raise TypeError(f"UnitaryRNN: `hx` must be of dtype {dtype}, got {hx.dtype}")
+    def _state_shape(self, batch: int | None) -> tuple[int, ...]:
+        return (self.num_layers * len(self._directions), *super()._state_shape(batch))
