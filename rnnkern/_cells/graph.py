@@ -1,4 +1,4 @@
-"""The equations of a cell as a graph of scalar operations, and the derivative of each operation.
+"""Holds the equations of a cell as a graph of scalar operations, and knows the derivative of each operation.
 
 A node is a value of one unit at one step. Equal expressions share a node, and constants are folded.
 """

@@ -183,8 +183,7 @@ class ContinuousRNN(SingleLayer):
             wrong = gaps[~((gaps >= 0) & (gaps < float("inf")))]
             if wrong.numel():
                 raise ValueError(f"ContinuousRNN: `gaps` must be at least 0 and finite, got {wrong[0].item()}")
-        gaps = gaps if batch_sizes is None else gaps[runs(batch_sizes, gaps.device)]
-        return gaps.unsqueeze(-1)
+        return (gaps if batch_sizes is None else gaps[runs(batch_sizes, gaps.device)]).unsqueeze(-1)
 
     def _first_derivative(self, x: Tensor, h: Tensor, batch_sizes: Tensor | None) -> Tensor:
         """dh/dt at the beginning, with which the first step of Adams' method is one of Euler; zeros for T = 0."""

@@ -1,4 +1,4 @@
-"""Elman networks whose recurrent weight is initialized orthogonal, stays (nearly) orthogonal, or has a Schur form."""
+"""Elman networks here have a recurrent weight that begins or stays (nearly) orthogonal, or has a Schur form."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ class _OrthogonalRNN(RNN):
 
     def __init__(
         self, constrain: Callable[[Module, str], Any], input_size: int, hidden_size: int, num_layers: int = 1, *,
-        nonlinearity: str = "modrelu", bias: bool = False, **options: Unpack[LayerOptions],
+        nonlinearity: str = "modrelu", bias: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(input_size, hidden_size, num_layers, nonlinearity, bias, **options)
         for names in self._all_weights:
