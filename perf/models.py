@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import LayerNorm, Linear, Module, ModuleList, init
 
 import rnnkern.nn
+from rnnkern.nn.filters import Momentum
 from rnnkern.parametrizations import Orthogonal
 from rnnkern.parametrizations._spectral import SpectralMargin
 
@@ -159,7 +160,7 @@ MODELS: dict[str, Build] = {
     "rnnkern.MemRNN": made(rnnkern.nn.MemRNN),
     "rnnkern.RelLSTM": made(rnnkern.nn.RelLSTM),
     "rnnkern.SABLSTM": made(rnnkern.nn.SABLSTM),
-    "rnnkern.MomentumLSTM": made(rnnkern.nn.MomentumLSTM, forget_little, s=1.0),
+    "rnnkern.MomentumLSTM": made(rnnkern.nn.LSTM, forget_little, filter=Momentum(0.6, 1.0)),
     "rnnkern.LRU": made(DeepLRU),
     "rnnkern.ContinuousRNN": made(rnnkern.nn.ContinuousRNN, nonlinearity="identity", dt=1.0, stable_map="softplus"),
     **{

@@ -16,8 +16,8 @@ from rnnkern._cell import Cell, cell
 
 __all__ = [
     "adams", "antisymmetric", "brc", "cfn", "cifg_lstm", "cornn", "ct_gru", "euler_gap", "fast_grnn", "gru",
-    "heavy_ball", "heavy_ball_tanh", "janet", "leaky", "lem", "li_gru", "lstm", "mgu", "mgu_reset_after",
-    "minimal_rnn", "nas", "nbrc", "peephole_lstm", "ran", "rnn", "slstm", "star", "ugrnn",
+    "heavy_ball", "heavy_ball_tanh", "janet", "leaky", "lem", "li_gru", "lstm", "mgu", "minimal_rnn", "nas",
+    "nbrc", "peephole_lstm", "ran", "rnn", "slstm", "star", "ugrnn",
 ]  # fmt: skip
 
 
@@ -27,14 +27,6 @@ def mgu(u, r, h):
     :math:`h' = (1 - f) h + f n`. MGU1 of Heck and Salem 2017 is this cell with :math:`W_f = 0`."""
     f = sigmoid(u.f + r.f)
     return (1 - f) * h + f * tanh(u.n + r.n(f * h))
-
-
-@cell(gates="fn")
-def mgu_reset_after(u, r, h):
-    r"""The minimal gated unit with its gate applied after the product, so that a step has one product:
-    :math:`n = \tanh(u_n + f r_n)`."""
-    f = sigmoid(u.f + r.f)
-    return (1 - f) * h + f * tanh(u.n + f * r.n)
 
 
 @cell(gates="fc")

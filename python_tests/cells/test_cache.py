@@ -1,7 +1,7 @@
-"""Compiled libraries of cells on disk: neither a damaged one nor one of another user reaches the loader, and nothing
-incomplete stays behind, over a table of damages and one of compilers that fail.
+"""Neither a damaged library of a cell nor one of another user reaches the loader, and nothing incomplete stays behind.
 
-In most tests the compiler is a script that copies a finished library.
+There is a table of damages and one of compilers that fail. In most tests the compiler is a script that copies a
+finished library.
 """
 
 import os

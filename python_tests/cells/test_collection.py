@@ -23,11 +23,6 @@ def mgu(x, R, p, h):
     return (1 - f) * h + f * tanh(x(1) + R(1, f * h))
 
 
-def mgu_reset_after(x, R, p, h):
-    f = s(x(0) + R(0, h))
-    return (1 - f) * h + f * tanh(x(1) + f * R(1, h))
-
-
 def janet(x, R, p, h):
     z = x(0) + R(0, h)
     return s(z) * h + (1 - s(z - 1)) * tanh(x(1) + R(1, h))

@@ -1,5 +1,4 @@
-"""Functions that rnnkern.cell does not support raise an error where the cell is defined, which names the line and a
-remedy; over a table of functions."""
+"""Unsupported functions raise an error where the cell is defined, which names the line and a remedy."""
 
 import re
 

@@ -10,7 +10,7 @@ CELLS = [
     Mutant(GRAPH, 'return g, make("neg", g)', "return g, g", "the sign of what is subtracted", DERIVED),
     Mutant(GRAPH, 'return divided, make("neg", make("mul", divided, node))', "return divided, None",
            "the gradient of a divisor", DERIVED),
-    Mutant(GRAPH, 'make("sub", one, make("mul", node, node))', 'make("sub", one, node)', "tanh's derivative", DERIVED),
+    Mutant(GRAPH, 'make("sub", one, make("mul", y, y))', 'make("sub", one, y)', "tanh's derivative", DERIVED),
     Mutant(GRAPH, 'half = make("mul", g, const(0.5))', "half = g", "the gradient of a maximum of equals",
            ("python_tests/cells/test_derivation.py",)),
     Mutant(GRAPH, 'make("gt", node, const(low)), make("lt", node, const(high))',

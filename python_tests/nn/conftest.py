@@ -1,3 +1,5 @@
+"""Runs each test of layers with one and with two threads."""
+
 import pytest
 import torch
 

@@ -1,5 +1,7 @@
-"""Layers of the table in typical training programs, with one thread and with two; with two, directions and layers run
-concurrently."""
+"""Layers of the table run in typical training programs, with one thread and with two.
+
+With two threads, directions and layers run concurrently.
+"""
 
 import copy
 import threading

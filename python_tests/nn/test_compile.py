@@ -1,4 +1,4 @@
-"""torch.compile, torch.export and AOTInductor over the table of layers."""
+"""torch.compile, torch.export and AOTInductor take every layer of the table."""
 
 import pytest
 import torch

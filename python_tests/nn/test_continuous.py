@@ -72,7 +72,7 @@ def test_facts_of_gaps(nonlinearity):
         (-ones, ValueError, "`gaps` must be at least 0 and finite, got -1.0"),
         (ones * torch.nan, ValueError, "`gaps` must be at least 0 and finite, got nan"),
         (ones / 0, ValueError, "`gaps` must be at least 0 and finite, got inf"),
-        (ones[1:], ValueError, r"`gaps` must be \(9, 3\), got \(8, 3\)"),
+        (ones[1:], ValueError, r"`gaps` must be \(T, B\) = \(9, 3\), got \(8, 3\)"),
         (ones.float(), TypeError, r"`gaps` must be a tensor with dtype torch\.float64, got torch\.float32"),
         (1.0, TypeError, "got float"),
     ):

@@ -1,5 +1,7 @@
-"""Values and gradients of the layers in the table that torch.nn lacks are those of their equations, each written as one
-step of one layer. test_layouts.py shows that everything else is made of such steps."""
+"""Layers that torch.nn lacks have the values and gradients of their equations, each written as one step of one layer.
+
+test_layouts.py shows that everything else is made of such steps.
+"""
 
 import copy
 from collections.abc import Callable
@@ -182,7 +184,7 @@ EQUATIONS = {
     "RNN identity": elman(lambda m, z: z),
     "RNN hardtanh": elman(lambda m, z: z.clamp(-1, 1)),
     **dict.fromkeys(["RNN modrelu", "RNN heads", "ExpRNN", "ExpRNN dynamic", *MODRELU], elman(modrelu)),
-    "IRNN": elman(lambda m, z: torch.relu(z)),
+    "OrthogonalInitRNN identity": elman(lambda m, z: torch.relu(z)),
     "HenaffRNN": henaff(torch.relu),
     "HenaffRNN tanh": henaff(tanh),
     "UnitaryRNN": UNITARY,
@@ -194,8 +196,8 @@ EQUATIONS = {
     **dict.fromkeys(["GRU layer norm", "GRU layer norm, no bias"], NORMAL_GRU),
     **dict.fromkeys(["GORU", "GORU heads"], GORU),
     "RNN NAG": elman(lambda m, z: tanh(z), u=nesterov),
-    "MomentumRNN": elman(lambda m, z: tanh(z), u=filtered(0.6)),
-    "MomentumLSTM": Equation(lstm, filtered(0.6), states=2),
+    "RNN momentum": elman(lambda m, z: tanh(z), u=filtered(0.6)),
+    "LSTM momentum": Equation(lstm, filtered(0.6), states=2),
     "LSTM Adam": Equation(lstm, filtered(0.6, beta=0.9), states=2),
     "ExpRNN RMSprop": elman(modrelu, u=filtered(beta=0.9)),
     "LRU": LRU,

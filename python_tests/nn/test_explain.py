@@ -50,7 +50,7 @@ def test_a_relational_model_names_its_parts():
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("cls", ["GRU", "LSTM", "EURNN", "UnitaryRNN"])
+@pytest.mark.parametrize("cls", ["GRU", "LSTM", "EURNN", "HenaffRNN", "UnitaryRNN"])
 def test_it_names_layers_and_directions(cls, layers):
     def names(**options):
         choices = explain(getattr(nn, cls)(I, H, layers, **options), torch.zeros(T, B, I))

@@ -1,5 +1,7 @@
-"""Every layer of the table computes each sequence and each episode as if it were alone, in every layout, and a sequence
-as its steps; several layers and directions are single ones."""
+"""Every layer computes each sequence and each episode as if it were alone, in every layout.
+
+It computes a sequence as its steps do, and several layers and directions as single ones do.
+"""
 
 import re
 

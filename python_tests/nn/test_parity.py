@@ -1,5 +1,4 @@
-"""Layers and cells that torch.nn has are drop-in replacements: values, gradients, parameters and initial values are
-those of torch.nn."""
+"""Layers and cells that torch.nn has are drop-in replacements with its values, gradients and parameters."""
 
 import copy
 import itertools

@@ -1,5 +1,7 @@
-"""Second derivatives over the table of layers; and torch.func with layers of torch.nn: ensembles, gradients per sample,
-forward mode."""
+"""Layers of the table have second derivatives, and those of torch.nn work in torch.func.
+
+There: ensembles, gradients per sample, forward mode.
+"""
 
 import copy
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 import rnnkern
 from rnnkern import nn
-from rnnkern.nn.filters import NAG, Adam, RMSprop
+from rnnkern.nn.filters import NAG, Adam, Momentum, RMSprop
 
 INPUT_SIZE, OBJECTS, HIDDEN_SIZE = 4, 5, 8
 LAYERS: dict[str, dict[str, Any]] = {
@@ -19,11 +19,13 @@ LAYERS: dict[str, dict[str, Any]] = {
     "RNN hardtanh": {"nonlinearity": "hardtanh", "bias": False},
     "RNN modrelu": {"nonlinearity": "modrelu"},
     "RNN heads": {"nonlinearity": "modrelu", "num_heads": 2},
+    "RNN momentum": {"filter": Momentum(0.6, 0.5)},
     "RNN NAG": {"filter": NAG(0.5, 4)},
     "LSTM": {},
     "LSTM projected": {"proj_size": 3},
     "LSTM heads": {"num_heads": 2},
     "LSTM layer norm": {"layer_norm": True},
+    "LSTM momentum": {"filter": Momentum(0.6, 0.5)},
     "LSTM Adam": {"filter": Adam(0.6, 0.5, 0.9)},
     "GRU": {},
     "GRU heads": {"num_heads": 2, "bias": False},
@@ -31,8 +33,6 @@ LAYERS: dict[str, dict[str, Any]] = {
     "GRU before, heads": {"reset_gate": "before", "num_heads": 2},
     "GRU layer norm": {"layer_norm": True},
     "GRU layer norm, no bias": {"layer_norm": True, "bias": False},
-    "MomentumRNN": {"mu": 0.6, "s": 0.5},
-    "MomentumLSTM": {"mu": 0.6, "s": 0.5},
     "Recurrent": {},
     "ExpRNN": {},
     "ExpRNN dynamic": {"base": "dynamic", "bias": True},
@@ -44,7 +44,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "EURNN fused": {"style": "butterfly", "fused": True},
     "SpectralRNN": {},
     "OrthogonalInitRNN": {},
-    "IRNN": {},
+    "OrthogonalInitRNN identity": {"init": "identity", "nonlinearity": "relu"},
     "HenaffRNN": {},
     "HenaffRNN tanh": {"input_nonlinearity": "tanh", "bias": False},
     "GORU": {},

@@ -1,4 +1,4 @@
-"""The backward pass of a cell's equations, and what the forward pass saves for it."""
+"""Derives the backward pass of a cell's equations, and chooses what the forward pass saves for it."""
 
 from collections import deque
 from collections.abc import Iterable

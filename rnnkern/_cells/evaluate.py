@@ -1,4 +1,4 @@
-"""The equations of a cell as a Python function on tensors, written from its graph, and as a step of the reference."""
+"""Writes the equations of a cell as a Python function on tensors, and as a step of the reference."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

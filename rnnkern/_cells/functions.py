@@ -1,4 +1,4 @@
-"""PyTorch's elementwise functions, by name, as operations of a graph.
+"""Maps PyTorch's elementwise functions, by name, to operations of a graph.
 
 The first argument of each is the tracer's ``make``. Values and gradients at kinks are those of PyTorch.
 """

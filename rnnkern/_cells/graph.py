@@ -1,4 +1,4 @@
-"""The equations of a cell as a graph of scalar operations, and the derivative of each operation.
+"""Holds the equations of a cell as a graph of scalar operations, and knows the derivative of each operation.
 
 A node is a value of one unit at one step. Equal expressions share a node, and constants are folded.
 """
@@ -79,6 +79,20 @@ FOLDED: dict[str, Callable] = {
     "select": lambda c, a, b: a if c else b,
 }
 """The values of operations on constants, which are folded."""
+DERIVATIVES: dict[str, Callable[..., Node]] = {
+    "neg": lambda make, g, x, y, one: make("neg", g),
+    "abs": lambda make, g, x, y, one: make("mul", g, make("sign", x)),
+    "sqrt": lambda make, g, x, y, one: make("div", g, make("add", y, y)),
+    "exp": lambda make, g, x, y, one: make("mul", g, y),
+    "expm1": lambda make, g, x, y, one: make("mul", g, make("add", y, one)),
+    "log": lambda make, g, x, y, one: make("div", g, x),
+    "log1p": lambda make, g, x, y, one: make("div", g, make("add", x, one)),
+    "sin": lambda make, g, x, y, one: make("mul", g, make("cos", x)),
+    "cos": lambda make, g, x, y, one: make("neg", make("mul", g, make("sin", x))),
+    "tanh": lambda make, g, x, y, one: make("mul", g, make("sub", one, make("mul", y, y))),
+    "sigmoid": lambda make, g, x, y, one: make("mul", make("mul", g, y), make("sub", one, y)),
+}
+"""The gradient of x, given the gradient g of y = f(x), for functions of one argument without constants."""
 
 
 class Graph:
@@ -165,22 +179,21 @@ class Graph:
         make, const = self.make, self.const
         one, zero = const(1.0), const(0.0)
 
-        def times(x: Node) -> Node:
-            return make("mul", g, x)
-
         if node.op in LOGICAL or node.op == "sign":
             return (None,) * len(node.args)
         if node.op == "select":
             condition = node.args[0]
             return None, make("select", condition, g, zero), make("select", condition, zero, g)
         x = node.args[0]
+        if node.op in DERIVATIVES:
+            return (DERIVATIVES[node.op](make, g, x, node, one),)
         match node.op:
             case "add":
                 return g, g
             case "sub":
                 return g, make("neg", g)
             case "mul":
-                return times(node.args[1]), times(x)
+                return make("mul", g, node.args[1]), make("mul", g, x)
             case "div":
                 divided = make("div", g, node.args[1])
                 return divided, make("neg", make("mul", divided, node))
@@ -190,37 +203,15 @@ class Graph:
                 half = make("mul", g, const(0.5))
                 mine = make("select", make("eq", x, y), half, make("select", wins, g, zero))
                 return mine, make("select", make("eq", x, y), half, make("select", wins, zero, g))
-            case "neg":
-                return (make("neg", g),)
-            case "abs":
-                return (times(make("sign", x)),)
-            case "sqrt":
-                return (make("div", g, make("add", node, node)),)
-            case "exp":
-                return (times(node),)
-            case "expm1":
-                return (times(make("add", node, one)),)
-            case "log":
-                return (make("div", g, x),)
-            case "log1p":
-                return (make("div", g, make("add", x, one)),)
-            case "sin":
-                return (times(make("cos", x)),)
-            case "cos":
-                return (make("neg", times(make("sin", x))),)
             case "pow":
                 below = make("pow", x, data=node.data - 1) if node.data != 1 else one
-                return (times(make("mul", const(node.data), below)),)
-            case "tanh":
-                return (times(make("sub", one, make("mul", node, node))),)
-            case "sigmoid":
-                return (make("mul", times(node), make("sub", one, node)),)
+                return (make("mul", g, make("mul", const(node.data), below)),)
             case "relu":
                 return (make("select", make("gt", node, zero), g, zero),)
             case "leaky_relu":
-                return (make("select", make("gt", node, zero), g, times(const(node.data))),)
+                return (make("select", make("gt", node, zero), g, make("mul", g, const(node.data))),)
             case "elu":
-                steep = times(make("add", node, const(node.data)))
+                steep = make("mul", g, make("add", node, const(node.data)))
                 return (make("select", make("gt", node, zero), g, steep),)
             case "hardtanh":
                 low, high = node.data

@@ -1,19 +1,15 @@
-"""Recurrent layers, among them drop-in replacements for those of torch.nn, and relational models. They hold parameters
-and call rnnkern.ops."""
+"""Recurrent layers and relational models hold parameters and call rnnkern.ops; some replace layers of torch.nn."""
 
 from rnnkern.nn import init as init
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.continuous import ContinuousRNN
 from rnnkern.nn.eurnn import EURNN
-from rnnkern.nn.goru import GORU
-from rnnkern.nn.gru import GRU
+from rnnkern.nn.gru import GORU, GRU
 from rnnkern.nn.lru import LRU
 from rnnkern.nn.lstm import LSTM
-from rnnkern.nn.momentum import MomentumLSTM, MomentumRNN
 from rnnkern.nn.neural_ode import HeavyBallODE, NeuralODE
 from rnnkern.nn.of_cell import Recurrent
 from rnnkern.nn.orthogonal import (
-    IRNN,
     CayleyRNN,
     ExpRNN,
     HenaffRNN,
@@ -31,8 +27,8 @@ from rnnkern.nn.unitary import UnitaryRNN
 from rnnkern.parametrizations._schur import schur_penalty
 
 __all__ = [
-    "ESBN", "EURNN", "GORU", "GRU", "IRNN", "LRU", "LSTM", "RNN", "SABLSTM", "CayleyRNN", "CoRelNet", "ContextNorm",
+    "ESBN", "EURNN", "GORU", "GRU", "LRU", "LSTM", "RNN", "SABLSTM", "CayleyRNN", "CoRelNet", "ContextNorm",
     "ContinuousRNN", "ExpRNN", "GRUCell", "HeavyBallODE", "HenaffRNN", "HouseholderRNN", "LSTMCell", "MemLSTM",
-    "MemRNN", "MomentumLSTM", "MomentumRNN", "NeuralODE", "NonNormalRNN", "OrthogonalInitRNN", "RNNCell", "Recurrent",
+    "MemRNN", "NeuralODE", "NonNormalRNN", "OrthogonalInitRNN", "RNNCell", "Recurrent",
     "RelLSTM", "RelRNN", "Similarity", "SpectralRNN", "UnitaryRNN", "orthogonal_penalty", "schur_penalty",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""torch.autocast for the operators, which need all their arguments in one dtype."""
+"""Casts arguments and results as torch.autocast does, because operators need all their arguments in one dtype."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

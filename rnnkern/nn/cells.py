@@ -1,4 +1,4 @@
-"""RNNCell, LSTMCell and GRUCell: parameters and checks of torch.nn around one call of the operator."""
+"""RNNCell, LSTMCell and GRUCell put the parameters and checks of torch.nn around one call of the operator."""
 
 from typing import Any, Never
 
@@ -8,9 +8,8 @@ from torch.fx import Proxy
 from torch.nn import RNNCellBase
 
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace
+from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, spelled
 from rnnkern.nn.options import with_options
-from rnnkern.nn.recurrent import spelled
 from rnnkern.ops import Choice, recurrence
 from rnnkern.ops._recurrence.recurrence import step
 

@@ -1,20 +1,21 @@
-"""Continuous-time recurrent network."""
+"""ContinuousRNN is a layer whose state follows a differential equation between the steps of a sequence."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
-from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import cells, parametrizations
 from rnnkern.nn import autocast
 from rnnkern.nn.ecosystem import refuse_or_trace
 from rnnkern.nn.options import with_options
-from rnnkern.nn.single import SingleLayer
+from rnnkern.nn.recurrent import in_time_order, runs
+from rnnkern.nn.single import SingleLayer, check_number, empty_parameter, uniform_
 from rnnkern.ops import linear_scan, recurrence
 
 NONLINEARITIES, METHODS = ("tanh", "identity"), ("euler", "adams")
@@ -76,37 +77,26 @@ class ContinuousRNN(SingleLayer):
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "steps": steps}
         choices = {"nonlinearity": (nonlinearity, NONLINEARITIES), "method": (method, METHODS)}
-        super().__init__(sizes, {}, choices)
+        super().__init__(sizes, choices)
         if nonlinearity == "identity" and (method, steps) != ("euler", 1):
             raise ValueError(
                 "ContinuousRNN: `method` and `steps` must be 'euler' and 1 with nonlinearity = 'identity', whose step "
                 f"is exact, got {method!r} and {steps}"
             )
-        if isinstance(dt, bool) or not isinstance(dt, (int, float)):
-            raise TypeError(f"dt should be of type float, got: {type(dt).__name__}")
-        if not 0 < dt < float("inf"):
-            raise ValueError(f"dt must be positive, got {dt}")
+        check_number("dt", dt)
         self.dt, self.stable_map, self.timescales = dt, stable_map, tuple(timescales)
         self.bias, self.batch_first = bias, batch_first
-
-        def parameter(*shape: int) -> Parameter:
-            return Parameter(torch.empty(shape, device=device, dtype=dtype))
-
+        parameter = partial(empty_parameter, device=device, dtype=dtype)
         self.weight_ih_l0 = parameter(hidden_size, input_size)
         self.weight_hh_l0 = parameter(*(hidden_size,) * (1 if nonlinearity == "identity" else 2))
         self.bias_ih_l0 = parameter(hidden_size) if bias else None
         parametrizations.stable(self, "weight_hh_l0", stable_map, timescales=self.timescales)
-        self._reset_projection()
+        uniform_(hidden_size, self.weight_ih_l0, self.bias_ih_l0)
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
         parametrizations.reset_parameters(self, "weight_hh_l0")
-        self._reset_projection()
-
-    def _reset_projection(self) -> None:
-        for weight in (self.weight_ih_l0, self.bias_ih_l0):
-            if weight is not None:
-                init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
+        uniform_(self.hidden_size, self.weight_ih_l0, self.bias_ih_l0)
 
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | tuple[Tensor, Tensor] | None = None,
@@ -115,14 +105,10 @@ class ContinuousRNN(SingleLayer):
         """Runs the layer over a sequence.
 
         Args:
-            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            input, reset: as in :meth:`rnnkern.nn.RNN.forward`.
             hx: h_0 of shape (B, H), or (H,) for unbatched input, in the caller's batch order. None means zeros. With
                 ``method="adams"`` also (h_0, k_0), which an earlier call returned; without k_0 the first step is one of
                 Euler.
-            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
-                unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
-                zeros.
             gaps: the duration of each step, in place of ``dt``: shape as that of ``reset``, dtype of the parameters, at
                 least 0 and finite. With 0 the state stays the same, to the bit. Not with ``method="adams"``, whose
                 formula is for equal steps.
@@ -192,26 +178,12 @@ class ContinuousRNN(SingleLayer):
         if not isinstance(gaps, Tensor) or gaps.dtype != self._dtype:
             told = gaps.dtype if isinstance(gaps, Tensor) else type(gaps).__name__
             raise TypeError(f"ContinuousRNN: `gaps` must be a tensor with dtype {self._dtype}, got {told}")
-        if isinstance(input, PackedSequence):
-            wanted = (len(batch_sizes), int(batch_sizes[0]))
-            wanted = wanted[::-1] if self.batch_first else wanted
-        else:
-            wanted = tuple(input.shape[:-1])
-        if tuple(gaps.shape) != wanted:
-            raise ValueError(f"ContinuousRNN: `gaps` must be {wanted}, got {tuple(gaps.shape)}")
+        gaps = in_time_order(self, "gaps", gaps, input)
         if gaps.device.type == "cpu" and not torch.compiler.is_compiling():
             wrong = gaps[~((gaps >= 0) & (gaps < float("inf")))]
             if wrong.numel():
                 raise ValueError(f"ContinuousRNN: `gaps` must be at least 0 and finite, got {wrong[0].item()}")
-        if gaps.dim() == 1:
-            return gaps[:, None, None]
-        gaps = gaps.T if self.batch_first else gaps
-        if batch_sizes is None:
-            return gaps.unsqueeze(-1)
-        if input.sorted_indices is not None:
-            gaps = gaps.index_select(1, input.sorted_indices)
-        there = torch.arange(gaps.shape[1]) < batch_sizes[:, None]
-        return gaps[there.to(gaps.device)].unsqueeze(-1)
+        return (gaps if batch_sizes is None else gaps[runs(batch_sizes, gaps.device)]).unsqueeze(-1)
 
     def _first_derivative(self, x: Tensor, h: Tensor, batch_sizes: Tensor | None) -> Tensor:
         """dh/dt at the beginning, with which the first step of Adams' method is one of Euler; zeros for T = 0."""
@@ -219,9 +191,6 @@ class ContinuousRNN(SingleLayer):
             return torch.zeros_like(h)
         first = x[0] if batch_sizes is None else x[: len(h)]
         return torch.tanh(F.linear(first, self.weight_ih_l0, self.bias_ih_l0) + F.linear(h, self.weight_hh_l0))
-
-    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
-        return (x.new_zeros(batch, self.hidden_size, dtype=self._dtype),)
 
 
 def _each_repeated(

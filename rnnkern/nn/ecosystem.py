@@ -1,7 +1,8 @@
-"""How layers appear to torch.fx (as leaves) and to quantization, and the error for unknown keywords of a call."""
+"""Defines how layers appear when they are printed, explained, traced by torch.fx and quantized."""
 
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.fx import Proxy
 from torch.nn import Module
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from rnnkern.ops import Choice
 from rnnkern.ops.slow_path import level_of_caller
 
 
@@ -35,6 +37,28 @@ class Unquantized(Module):
     @qconfig.deleter
     def qconfig(self) -> None:
         del self._qconfig
+
+
+def spelled(module: Module) -> str:
+    """The name that a printed model shows; it tells modules of this package from those of torch.nn with the same
+    name."""
+    ours = type_before_parametrizations(module).__module__.startswith("rnnkern.nn.")
+    return f"{'rnnkern.nn.' if ours else ''}{type(module).__name__}"
+
+
+def shown(module: Module, plain: dict[str, Any], form: Callable[[Any], str] = str) -> str:
+    """The options of a module whose values differ from their defaults in ``plain``, for ``extra_repr``."""
+    given = {name: getattr(module, name, default) for name, default in plain.items()}
+    return "".join(f", {name}={form(value)}" for name, value in given.items() if value != plain[name])
+
+
+def said_per_layer(choices: list[Choice], bidirectional: bool) -> list[Choice]:
+    """Begins each reason with its layer and direction, if there are several, for :func:`rnnkern.ops.explain`."""
+    if len(choices) == 1:
+        return choices
+    directions = (", forward direction", ", reverse direction") if bidirectional else ("",)
+    places = [f"layer {layer}{way}" for layer in range(len(choices) // len(directions)) for way in directions]
+    return [choice._replace(reason=f"{place}: {choice.reason}") for place, choice in zip(places, choices, strict=True)]
 
 
 def refuse_or_trace(layer: Module, unknown: dict[str, Any], *args: Any) -> Proxy:

@@ -1,17 +1,18 @@
-"""Gated recurrent unit."""
+"""Gated recurrent units: GRU replaces that of torch.nn, and the new gate of GORU has an orthogonal recurrent weight."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
+from torch.nn.utils import parametrize
 
-from rnnkern import cells
+from rnnkern import cells, parametrizations
 from rnnkern.nn.filters import Filter
-from rnnkern.nn.layer_norm import LayerNormed
-from rnnkern.nn.options import with_options
+from rnnkern.nn.options import StepOptions, with_options
+from rnnkern.nn.recurrent import RecurrentBase
 
 
 @with_options
-class GRU(LayerNormed, torch.nn.GRU):
+class GRU(RecurrentBase, torch.nn.GRU):
     r"""Gated recurrent unit (GRU); a drop-in replacement for :class:`torch.nn.GRU`.
 
     .. math::
@@ -39,17 +40,11 @@ class GRU(LayerNormed, torch.nn.GRU):
             layer is unit d of head k.
         layer_norm: if True, applies LayerNorm to Wx and Rh. The gains ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}``
             (3*H,) are initialized to 1; eps is 1e-5.
-        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step. In evaluation mode
-            the expected value replaces the draw (Krueger et al. 2017).
-        recurrent_dropout: rate in [0, 1) of variational dropout on the recurrent connection, one mask per sequence (Gal
-            and Ghahramani 2016); inactive in evaluation mode. Zoneout and dropout masks are generated inside the kernel
-            from a seed of torch's generator and regenerated in the backward pass; no mask is stored.
+        zoneout, recurrent_dropout, filter: as in :class:`RNN`.
         save_gates: True saves the gates for the backward pass: 5 H floats per sequence and step in total. False saves H
             floats and recomputes the gates, which costs one more product with R and one with W. With ``layer_norm`` the
             figures are 10 H and 7 H. None means True on a CPU and False on a GPU. You can change the attribute at any
             time.
-        filter: a filter of :mod:`rnnkern.nn.filters` for the input projection (Nguyen et al. 2020), such as ``Adam(0.6,
-            0.6, 0.99)``. The returned state then also contains the state of the filter.
 
     Raises:
         ValueError, TypeError: ``reset_gate`` is not one of the two; ``num_heads`` does not divide ``hidden_size``; a
@@ -72,19 +67,17 @@ class GRU(LayerNormed, torch.nn.GRU):
     reset_gate: Literal["after", "before"] = "after"
     activation: str = "tanh"
     gate: str = "sigmoid"
+    _plain: ClassVar = RecurrentBase._plain | {"reset_gate": "after", "activation": "tanh", "gate": "sigmoid"}
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: torch.dtype | None = None, *,
         reset_gate: Literal["after", "before"] = "after", activation: str = "tanh", gate: str = "sigmoid",
-        num_heads: int = 1, layer_norm: bool = False,
-        zoneout: float = 0.0, recurrent_dropout: float = 0.0, save_gates: bool | None = None,
-        filter: Filter | None = None,
+        layer_norm: bool = False, filter: Filter | None = None, **options: Unpack[StepOptions],
     ) -> None:  # fmt: skip
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype,
-            num_heads=num_heads, layer_norm=layer_norm, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
-            save_gates=save_gates, filter=filter,
+            layer_norm=layer_norm, filter=filter, **options,
         )  # fmt: skip
         if reset_gate not in ("after", "before"):
             raise ValueError(f"reset_gate must be 'after' or 'before', got {reset_gate!r}")
@@ -108,7 +101,61 @@ class GRU(LayerNormed, torch.nn.GRU):
             return cells.gru(self.activation, self.gate).name
         return "gru" if self.reset_gate == "after" else "gru_reset_before"
 
-    def extra_repr(self) -> str:
-        own = {"reset_gate": "after", "activation": "tanh", "gate": "sigmoid"}
-        given = (f", {name}={getattr(self, name)}" for name, plain in own.items() if getattr(self, name) != plain)
-        return super().extra_repr() + "".join(given)
+
+@with_options
+class GORU(RecurrentBase, torch.nn.GRU):
+    r"""Gated orthogonal recurrent unit: a GRU whose new gate uses modReLU and an orthogonal recurrent weight.
+
+    .. math::
+        r &= \sigma(W_r x_t + b_{ir} + R_r h_{t-1} + b_{hr}) \\
+        z &= \sigma(W_z x_t + b_{iz} + R_z h_{t-1} + b_{hz}) \\
+        n &= \mathrm{modrelu}(W_n x_t + b_{in} + r (B \exp(A) \, h_{t-1} + b_{hn}); b) \\
+        h_t &= (1 - z) n + z h_{t-1}
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.GRU`. ``weight_hh_l{k}`` (3*H, H) is parametrized
+    by :func:`rnnkern.parametrizations.orthogonal_gate`, which computes it once per optimizer step.
+    :func:`rnnkern.optim.param_groups` gives A a tenth of the learning rate.
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the number of layers.
+        init: initialization of the orthogonal rows: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``.
+        base, rebase_every: ``"static"`` keeps B fixed. ``"dynamic"`` sets B <- B exp(A) and A <- 0 after every
+            ``rebase_every`` optimizer steps.
+        bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.GRU.
+        num_heads, zoneout, recurrent_dropout, save_gates: as in :class:`rnnkern.nn.GRU`.
+
+    b is ``modrelu_bias_l{k}`` (H,), initialized from U(-0.01, 0.01). All other free parameters are initialized as in
+    torch.nn.
+
+    Raises:
+        ValueError, TypeError: as for GRU, or ``init``, ``base`` or ``rebase_every`` has a wrong value.
+
+    Source: Jing et al. 2019.
+
+    >>> goru = rnnkern.nn.GORU(10, 20)
+    >>> output, h_n = goru(torch.randn(4, 3, 10))
+    >>> Q = goru.weight_hh_l0[40:]
+    >>> output.shape, torch.allclose(Q.T @ Q, torch.eye(20), atol=1e-6)
+    (torch.Size([4, 3, 20]), True)
+    """
+
+    _cell = "goru"
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: torch.dtype | None = None, *,
+        init: str = "henaff", base: str = "static", rebase_every: int = 1, **options: Unpack[StepOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype,
+            **options,
+        )  # fmt: skip
+        self._add_parameters({"modrelu_bias": hidden_size})
+        for names in self._all_weights:
+            parametrizations.orthogonal_gate(self, names[1], init=init, base=base, rebase_every=rebase_every)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for names in self._all_weights:
+            if parametrize.is_parametrized(self, names[1]):
+                parametrizations.reset_parameters(self, names[1])

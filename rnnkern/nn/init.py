@@ -1,4 +1,4 @@
-"""Initial values of recurrent layers with chosen gains of the gates, and what theory says about initial values."""
+"""Draws recurrent weights with chosen gains of the gates, and tells what theory says about initial values."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,7 @@ from rnnkern.analysis import (
 from rnnkern.analysis._gains import ROWS, gates_of
 from rnnkern.analysis._layers import theory_cell
 
-__all__ = [
-    "Initialisation", "adding_solution_", "copy_solution_", "describe_initialisation", "gate_variance_",
-    "glorot_normal_",
-]  # fmt: skip
+__all__ = ["Initialisation", "describe_initialisation", "gate_variance_", "glorot_normal_"]
 
 CELLS_OF_KINDS = {
     (torch.nn.LSTM, torch.nn.LSTMCell): "lstm",
@@ -244,96 +241,3 @@ def _estimates(module: Module, cell: str, end: str) -> tuple[Gains, dict[str, fl
         bias = (both[0] + both[1]).unflatten(0, (len(names), -1))
     means, spreads = bias.mean(1).tolist(), bias.var(1, correction=0).tolist()
     return Gains(**gains), dict(zip(names, means, strict=True)), dict(zip(names, spreads, strict=True))
-
-
-def copy_solution_(
-    layer: Module, head: Module, length: int, copied: int, *, generator: Generator | None = None
-) -> None:
-    r"""Sets a :class:`rnnkern.nn.HenaffRNN` and the linear layer behind it to a solution of the copy task.
-
-    R rotates planes by angles :math:`2 \pi l_j / (T + K)` with random integers :math:`l_j`, so :math:`R^{T+K} = I`, and
-    one more unit keeps its value. Each of the A symbols has :math:`d = \lfloor (H - 1) / 2 A \rfloor` planes of its
-    own, to each of which it adds the vector (1, 0). After T + K steps the vectors of a symbol are aligned again, and
-    those of other times are not; the head adds them up. The last unit counts the mark, before which the answer is
-    blank.
-
-    An answer is right if the symbol's sum d exceeds d / 2 and no other sum does. The other sums have mean 0 and a
-    variance of d / 2 for each occurrence in the sequence, so d must be large compared with K.
-
-    Args:
-        layer: a HenaffRNN with one layer, one direction, biases and ``input_nonlinearity="relu"``. Its input is
-            one-hot: blank, A symbols, mark; so I = A + 2.
-        head: a :class:`torch.nn.Linear` from H to A + 1 answers (blank, A symbols) with bias.
-        length, copied: T and K. Symbols are read in steps 0 to K - 1, the mark in step T + K - 1, and answered in steps
-            T + K to T + 2 K - 1.
-        generator: CPU generator. The default is torch's global generator.
-
-    Raises:
-        ValueError: a size is too small, or the modules do not fit each other.
-
-    Source: Henaff, Szlam and LeCun 2016, section 4.1; Kerg 2022, appendix D.2.
-    """
-    symbols = layer.input_size - 2
-    planes = (layer.hidden_size - 1) // (2 * symbols) if symbols > 0 else 0
-    _check_henaff("copy_solution_", layer, head, symbols + 1)
-    if planes < 1:
-        least = f"at least 3 inputs and 2 A + 1 = {2 * max(symbols, 1) + 1} units"
-        raise ValueError(f"copy_solution_: `layer` must have {least}, got {layer.input_size} and {layer.hidden_size}")
-    if length < 1 or copied < 1:
-        raise ValueError(f"copy_solution_: `length` and `copied` must be at least 1, got {length} and {copied}")
-    count, period = symbols * planes, length + copied
-    angle = 2 * math.pi / period * torch.randint(1, period + 1, (count,), generator=generator).double()
-    R = torch.eye(layer.hidden_size, dtype=torch.float64)
-    first, second = 2 * torch.arange(count), 2 * torch.arange(count) + 1
-    R[first, first] = R[second, second] = angle.cos()
-    R[first, second], R[second, first] = angle.sin(), -angle.sin()
-    W, out = torch.zeros(layer.hidden_size, layer.input_size), torch.zeros(symbols + 1, layer.hidden_size)
-    symbol = torch.arange(count) // planes
-    W[first, 1 + symbol] = out[1 + symbol, first] = 1.0
-    W[-1, -1], out[0, -1] = 1.0, -2.0 * count
-    bias = torch.zeros(symbols + 1)
-    bias[0] = 2.0 * count + planes / 2
-    _set(layer, head, W, R, out, bias)
-
-
-def adding_solution_(layer: Module, head: Module) -> None:
-    r"""Sets a :class:`rnnkern.nn.HenaffRNN` and the linear layer behind it to the solution of the adding problem.
-
-    R is the identity. Each unit adds :math:`\mathrm{relu}(v + m - 1)`, which is the number v in [0, 1] where the mark m
-    is 1, and 0 where it is 0. The head returns the mean of the units.
-
-    Args:
-        layer: a HenaffRNN with one layer, one direction, biases and ``input_nonlinearity="relu"``. Its input is (v, m).
-        head: a :class:`torch.nn.Linear` from H to 1 with bias.
-
-    Raises:
-        ValueError: the modules do not fit each other.
-
-    Source: Henaff, Szlam and LeCun 2016, section 4.2; Kerg 2022, appendix D.2.
-    """
-    if layer.input_size != 2:
-        raise ValueError(f"adding_solution_: `layer` must have 2 inputs, got {layer.input_size}")
-    _check_henaff("adding_solution_", layer, head, 1)
-    size = layer.hidden_size
-    _set(layer, head, torch.ones(size, 2), torch.eye(size), torch.full((1, size), 1 / size), torch.zeros(1))
-    torch.nn.init.constant_(layer.bias_ih_l0, -1.0)
-
-
-def _check_henaff(function: str, layer: Module, head: Module, answers: int) -> None:
-    if not getattr(layer, "bias", False) or getattr(layer, "input_nonlinearity", None) != "relu":
-        raise ValueError(f"{function}: `layer` must be a HenaffRNN with biases and relu, got {layer}")
-    if layer.num_layers > 1 or layer.bidirectional or layer.num_heads > 1:
-        raise ValueError(f"{function}: `layer` must have one layer, one direction and one head, got {layer}")
-    if head.bias is None or tuple(head.weight.shape) != (answers, layer.hidden_size):
-        wanted = f"({answers}, {layer.hidden_size}), and a bias"
-        raise ValueError(f"{function}: `head` must have a weight {wanted}, got {head}")
-
-
-@torch.no_grad()
-def _set(layer: Module, head: Module, W: Tensor, R: Tensor, out: Tensor, bias: Tensor) -> None:
-    layer.weight_ih_l0.copy_(W)
-    layer.weight_hh_l0.copy_(R)
-    for each in (layer.bias_ih_l0, layer.bias_hh_l0):
-        torch.nn.init.zeros_(each)
-    head.weight.copy_(out)
-    head.bias.copy_(bias)

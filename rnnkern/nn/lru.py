@@ -1,19 +1,20 @@
-"""The linear recurrent unit."""
+"""LRU is the linear recurrent unit, whose recurrence has complex factors that are constant in time."""
 
 import math
+from functools import partial
 from typing import Any, ClassVar, Never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
-from torch.nn import Parameter, init
+from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence
 
-from rnnkern.nn.ecosystem import refuse_or_trace
+from rnnkern.nn.ecosystem import refuse_or_trace, shown
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst
-from rnnkern.nn.single import SingleLayer
+from rnnkern.nn.single import SingleLayer, empty_parameter
 from rnnkern.ops import linear_scan
 
 DTYPES = (torch.float32, torch.float64)
@@ -66,8 +67,8 @@ class LRU(SingleLayer):
     """
 
     _operator = staticmethod(linear_scan)
-    _first = "nu_log"
-    _plain: ClassVar = {"output_size": None, "r_min": 0.0, "r_max": 1.0, "max_phase": 2 * math.pi, "batch_first": False}
+    _first, _complex = "nu_log", True
+    _plain: ClassVar = {"r_min": 0.0, "r_max": 1.0, "max_phase": 2 * math.pi, "batch_first": False}
 
     def __init__(
         self, input_size: int, hidden_size: int, output_size: int | None = None, *, r_min: float = 0.0,
@@ -75,7 +76,7 @@ class LRU(SingleLayer):
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         output_size = input_size if output_size is None else output_size
-        super().__init__({"input_size": input_size, "hidden_size": hidden_size, "output_size": output_size}, {}, {})
+        super().__init__({"input_size": input_size, "hidden_size": hidden_size, "output_size": output_size})
         if not (0 <= r_min <= r_max <= 1 and r_min < 1 and r_max > 0):
             raise ValueError(
                 f"r_min and r_max must satisfy 0 <= r_min <= r_max <= 1, not both 0 or 1, got {r_min} and {r_max}"
@@ -85,10 +86,7 @@ class LRU(SingleLayer):
         dtype = torch.get_default_dtype() if dtype is None else dtype
         _check_dtype(dtype)
         self.r_min, self.r_max, self.max_phase, self.batch_first = r_min, r_max, max_phase, batch_first
-
-        def parameter(*shape: int) -> Parameter:
-            return Parameter(torch.empty(shape, device=device, dtype=dtype))
-
+        parameter = partial(empty_parameter, device=device, dtype=dtype)
         self.nu_log, self.theta_log = parameter(hidden_size), parameter(hidden_size)
         self.B, self.C = parameter(hidden_size, input_size, 2), parameter(output_size, hidden_size, 2)
         self.D = parameter(input_size) if output_size == input_size else parameter(output_size, input_size)
@@ -116,12 +114,8 @@ class LRU(SingleLayer):
         """Runs the layer over a sequence.
 
         Args:
-            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            input, reset: as in :meth:`rnnkern.nn.RNN.forward`.
             hx: h_0, complex, of shape (B, N), or (N,) for unbatched input, in the caller's batch order. None means
-                zeros.
-            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
-                unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
                 zeros.
 
         Returns:
@@ -147,15 +141,7 @@ class LRU(SingleLayer):
         return self._arguments(self._sequence(input, hx, reset))
 
     def _sequence(self, input, hx, reset) -> TimeFirst:
-        if hx is not None and not isinstance(hx, Tensor):
-            raise TypeError(f"LRU: `hx` must be a tensor, got {type(hx).__name__}")
         return self._time_first(input, None if hx is None else (hx,), reset)
-
-    def _check_state(self, state: tuple[Tensor], batch: int | None) -> None:
-        super()._check_state(state, batch)
-        wanted = torch.complex64 if self._dtype == torch.float32 else torch.complex128
-        if state[0].dtype != wanted:
-            raise TypeError(f"LRU: `hx` must be of dtype {wanted}, got {state[0].dtype}")
 
     def _arguments(self, sequence: TimeFirst) -> tuple[tuple, dict[str, Any]]:
         x, (h0,), batch_sizes, reset = sequence
@@ -170,15 +156,9 @@ class LRU(SingleLayer):
         _check_dtype(fn(self.nu_log.detach()[:0]).dtype)
         return super()._apply(fn, recurse)
 
-    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
-        zeros = x.new_zeros(batch, self.hidden_size, dtype=self._dtype)
-        return (torch.complex(zeros, zeros),)
-
     def extra_repr(self) -> str:
-        given = {name: getattr(self, name) for name in self._plain}
-        given["output_size"] = None if self.output_size == self.input_size else self.output_size
-        shown = (f", {name}={value}" for name, value in given.items() if value != self._plain[name])
-        return f"{self.input_size}, {self.hidden_size}" + "".join(shown)
+        plain = {"output_size": self.input_size} | self._plain
+        return f"{self.input_size}, {self.hidden_size}{shown(self, plain)}"
 
 
 def _check_dtype(dtype: torch.dtype) -> None:

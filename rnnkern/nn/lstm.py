@@ -1,18 +1,17 @@
-"""Long short-term memory (LSTM)."""
+"""LSTM replaces that of torch.nn and has more options."""
 
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from rnnkern.nn.filters import Filter
-from rnnkern.nn.layer_norm import LayerNormed
-from rnnkern.nn.options import with_options
-from rnnkern.nn.recurrent import TimeFirst
+from rnnkern.nn.options import StepOptions, with_options
+from rnnkern.nn.recurrent import RecurrentBase, TimeFirst
 
 
 @with_options
-class LSTM(LayerNormed, torch.nn.LSTM):
+class LSTM(RecurrentBase, torch.nn.LSTM):
     r"""Long short-term memory (LSTM); a drop-in replacement for :class:`torch.nn.LSTM`.
 
     .. math::
@@ -38,11 +37,8 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         layer_norm: if True, applies LayerNorm to Wx, to Rh, and to c where h is computed from it. The gains
             ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}`` (4*H,) and ``weight_ln_c_l{k}`` (H,) are initialized to 1,
             ``bias_ln_c_l{k}`` (H,) to 0. b_ih and b_hh are the biases of the norms of Wx and Rh; eps is 1e-5.
-        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step, or a pair of
-            probabilities for h and c. In evaluation mode the expected value replaces the draw (Krueger et al. 2017).
-        recurrent_dropout: rate in [0, 1) of variational dropout on the recurrent connection, one mask per sequence (Gal
-            and Ghahramani 2016); inactive in evaluation mode. Zoneout and dropout masks are generated inside the kernel
-            from a seed of torch's generator and regenerated in the backward pass; no mask is stored.
+        zoneout: as in :class:`RNN`, or a pair of probabilities for h and c.
+        recurrent_dropout, filter: as in :class:`RNN`.
         recurrent_grad_dropout: probability in [0, 1] that, at a step, no gradient flows from the gates to h of the
             previous step. It is drawn per step for the whole batch, separately for each call, layer and direction
             (h-detach, Kanuparthi et al. 2019); inactive in evaluation mode. Gradients through c and to R are not
@@ -51,8 +47,6 @@ class LSTM(LayerNormed, torch.nn.LSTM):
             H floats and recomputes the gates, which costs one more product with R and one with W. With ``layer_norm``
             the figures are 14 H and 10 H. None means True on a CPU and False on a GPU. You can change the attribute at
             any time.
-        filter: a filter of :mod:`rnnkern.nn.filters` for the input projection (Nguyen et al. 2020), such as ``Adam(0.6,
-            0.6, 0.99)``. The returned state then also contains the state of the filter.
 
     Raises:
         ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or is combined with ``proj_size``; a rate
@@ -72,18 +66,17 @@ class LSTM(LayerNormed, torch.nn.LSTM):
     """
 
     recurrent_grad_dropout: float = 0.0
+    _plain: ClassVar = RecurrentBase._plain | {"recurrent_grad_dropout": 0.0}
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Any = None,
-        dtype: torch.dtype | None = None, *, num_heads: int = 1, layer_norm: bool = False,
-        zoneout: float | tuple[float, float] = 0.0, recurrent_dropout: float = 0.0,
-        recurrent_grad_dropout: float = 0.0, save_gates: bool | None = None, filter: Filter | None = None,
+        dtype: torch.dtype | None = None, *, layer_norm: bool = False, recurrent_grad_dropout: float = 0.0,
+        filter: Filter | None = None, **options: Unpack[StepOptions],
     ) -> None:  # fmt: skip
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device=device,
-            dtype=dtype, num_heads=num_heads, layer_norm=layer_norm, zoneout=zoneout,
-            recurrent_dropout=recurrent_dropout, save_gates=save_gates, filter=filter,
+            dtype=dtype, layer_norm=layer_norm, filter=filter, **options,
         )  # fmt: skip
         rate = recurrent_grad_dropout
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
@@ -100,10 +93,6 @@ class LSTM(LayerNormed, torch.nn.LSTM):
             kept = torch.rand(steps, device=x.device) >= self.recurrent_grad_dropout
             drawn["grad_scale"] = kept.to(x.dtype)
         return drawn
-
-    def extra_repr(self) -> str:
-        rate = self.recurrent_grad_dropout
-        return super().extra_repr() + (f", recurrent_grad_dropout={rate}" if rate else "")
 
     @property
     def _cell(self) -> str:

@@ -1,18 +1,19 @@
-"""Networks of continuous depth: a differential equation takes the place of layers."""
+"""In networks of continuous depth, a differential equation takes the place of layers."""
 
-import math
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
-from torch.nn import Module, Parameter, init
+from torch.nn import Module, init
 
 from rnnkern import cells
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import Unquantized, as_leaf
+from rnnkern.nn.ecosystem import as_leaf, shown
 from rnnkern.nn.options import with_options
+from rnnkern.nn.single import Layers, check_number, empty_parameter, uniform_
 from rnnkern.ops import Choice, recurrence
 
 
@@ -28,10 +29,7 @@ class Field(Module):
     def __init__(self, input_size: int, hidden_size: int | None, time_input: bool, device: Any, dtype: Any) -> None:
         super().__init__()
         units = hidden_size or input_size
-
-        def parameter(*shape: int) -> Parameter:
-            return Parameter(torch.empty(shape, device=device, dtype=dtype))
-
+        parameter = partial(empty_parameter, device=device, dtype=dtype)
         self.weight_in, self.bias_in = parameter(units, input_size), parameter(units)
         self.weight_time = parameter(units) if time_input else None
         self.weight_out = parameter(input_size, units) if hidden_size else None
@@ -40,12 +38,8 @@ class Field(Module):
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
-        for weight in (self.weight_in, self.bias_in, self.weight_time):
-            if weight is not None:
-                init.uniform_(weight, -(self.weight_in.shape[1] ** -0.5), self.weight_in.shape[1] ** -0.5)
-        for weight in (self.weight_out, self.bias_out):
-            if weight is not None:
-                init.uniform_(weight, -(self.weight_in.shape[0] ** -0.5), self.weight_in.shape[0] ** -0.5)
+        uniform_(self.weight_in.shape[1], self.weight_in, self.bias_in, self.weight_time)
+        uniform_(self.weight_in.shape[0], self.weight_out, self.bias_out)
 
     def forward(self, t: Tensor | float, h: Tensor) -> Tensor:
         """f(t, h), shaped like ``h`` (..., H); t is a number. Solvers of torchdiffeq take the module as it is."""
@@ -60,32 +54,21 @@ class Field(Module):
         return f"{size}{hidden}" + (", time_input=True" if self.weight_time is not None else "")
 
 
-class _ODE(Unquantized):
+class _ODE(Layers):
     """Checks and sizes that both modules have in common."""
+
+    _methods: tuple[str, ...]
 
     def __init__(
         self, input_size: int, hidden_size: int | None, steps: int, time: float, time_input: bool, method: str,
         device: Any, dtype: Any,
     ) -> None:  # fmt: skip
-        super().__init__()
-        for name, size in {"input_size": input_size, "hidden_size": hidden_size, "steps": steps}.items():
-            if name == "hidden_size" and size is None:
-                continue
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        if isinstance(time, bool) or not isinstance(time, (int, float)):
-            raise TypeError(f"time should be of type float, got: {type(time).__name__}")
-        if not 0 < time < math.inf:
-            raise ValueError(f"time must be positive, got {time}")
-        if method not in self._methods:
-            raise ValueError(f"method must be one of {self._methods}, got {method!r}")
-        self.input_size, self.hidden_size, self.steps = input_size, hidden_size, steps
-        self.time, self.method = time, method
+        sizes = {"input_size": input_size, "steps": steps}
+        sizes |= {} if hidden_size is None else {"hidden_size": hidden_size}
+        super().__init__(sizes, {"method": (method, self._methods)})
+        check_number("time", time)
+        self.hidden_size, self.time = hidden_size, time
         self.field = Field(input_size, hidden_size, time_input, device, dtype)
-
-    _methods: tuple[str, ...]
 
     def _check(self, name: str, h: Tensor, batch: int | None = None) -> None:
         owner, dtype = type(self).__name__, self.field.weight_in.dtype
@@ -113,9 +96,7 @@ class _ODE(Unquantized):
 
     def extra_repr(self) -> str:
         hidden = "" if self.hidden_size is None else f", {self.hidden_size}"
-        shown = {"time": (self.time, 1.0), "method": (self.method, self._methods[0])}
-        more = (f", {name}={value}" for name, (value, plain) in shown.items() if value != plain)
-        return f"{self.input_size}{hidden}, steps={self.steps}" + "".join(more)
+        return f"{self.input_size}{hidden}" + shown(self, {"steps": None, "time": 1.0, "method": self._methods[0]})
 
 
 @with_options
@@ -257,15 +238,10 @@ class HeavyBallODE(_ODE):
         super().__init__(input_size, hidden_size, steps, time, time_input, method, device, dtype)
         if generalized and hidden_size is not None:
             raise ValueError(f"HeavyBallODE: `hidden_size` must be None with generalized = True, got {hidden_size}")
-        if gamma is not None and (isinstance(gamma, bool) or not isinstance(gamma, (int, float))):
-            raise TypeError(f"gamma should be of type float, got: {type(gamma).__name__}")
-        if gamma is not None and not 0 <= gamma < math.inf:
-            raise ValueError(f"gamma must be at least 0, got {gamma}")
+        if gamma is not None:
+            check_number("gamma", gamma, zero=True)
         self.generalized, self.given_gamma = generalized, gamma
-
-        def parameter(*shape: int) -> Parameter:
-            return Parameter(self.field.weight_in.new_empty(shape))
-
+        parameter = partial(empty_parameter, device=device, dtype=dtype)
         self.gamma_logit = parameter() if gamma is None else None
         self.xi_logit = parameter() if generalized else None
         self.momentum = parameter(input_size) if learn_momentum else None
@@ -374,6 +350,5 @@ class HeavyBallODE(_ODE):
         return h + from_beta * beta + from_force * force, powers[-1] * beta + b * sums[-1] * force
 
     def extra_repr(self) -> str:
-        shown = {"gamma": (self.given_gamma, None), "generalized": (self.generalized, False)}
-        more = (f", {name}={value}" for name, (value, plain) in shown.items() if value != plain)
-        return super().extra_repr() + "".join(more)
+        gamma = "" if self.given_gamma is None else f", gamma={self.given_gamma}"
+        return f"{super().extra_repr()}{gamma}{shown(self, {'generalized': False})}"

@@ -1,15 +1,15 @@
-"""The layer for cells that users write."""
+"""Recurrent is the layer for cells that users write."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter, init
 
 from rnnkern._cell import Cell
-from rnnkern.nn.options import with_options
+from rnnkern.nn.options import StepOptions, with_options
 from rnnkern.nn.recurrent import RecurrentBase
 
 
@@ -27,10 +27,8 @@ class Recurrent(RecurrentBase):
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in
             :class:`torch.nn.RNN`.
         num_heads: K. With K > 1, R is block-diagonal and ``weight_hh_l{k}`` has shape (K, G*D, D), D = H / K.
-        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step, or one probability
-            for each state (Krueger et al. 2017).
-        recurrent_dropout: variational dropout on the recurrent connection, one mask per sequence (Gal and Ghahramani
-            2016).
+        zoneout: as in :class:`rnnkern.nn.RNN`, or one probability for each state.
+        recurrent_dropout: as in :class:`rnnkern.nn.RNN`.
         save_gates: True saves the cell's intermediate values for the backward pass; False recomputes them there.
 
     Input, output, packed sequences and ``reset`` are those of :class:`rnnkern.nn.RNN`; with several states ``hx`` and
@@ -54,22 +52,21 @@ class Recurrent(RecurrentBase):
     def __init__(
         self, cell: Cell, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None,
-        dtype: torch.dtype | None = None, *, num_heads: int = 1,
-        zoneout: float | tuple[float, ...] = 0.0, recurrent_dropout: float = 0.0, save_gates: bool | None = None,
+        dtype: torch.dtype | None = None, **options: Unpack[StepOptions],
     ) -> None:  # fmt: skip
         if not isinstance(cell, Cell):
             raise TypeError(f"Recurrent: `cell` must be made by rnnkern.cell, got {cell!r}")
         self.cell = cell
         super().__init__(
             "RNN_TANH", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device,
-            dtype=dtype, num_heads=num_heads, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
-            save_gates=save_gates,
+            dtype=dtype, **options,
         )  # fmt: skip
         self.mode = "CELL"
-        gates, recurrent, d = len(cell.gates), len(cell.recurrent), hidden_size // num_heads
+        gates, recurrent, heads = len(cell.gates), len(cell.recurrent), self.num_heads
+        d = hidden_size // heads
         for names in self._all_weights:
             like = getattr(self, names[0])
-            square = (recurrent * hidden_size, hidden_size) if num_heads == 1 else (num_heads, recurrent * d, d)
+            square = (recurrent * d, d) if heads == 1 else (heads, recurrent * d, d)
             shapes = [(gates * hidden_size, like.shape[1]), square]
             shapes += [(gates * hidden_size,), (recurrent * hidden_size,)] if bias else []
             suffix = names[0].removeprefix("weight_ih")
@@ -101,13 +98,6 @@ class Recurrent(RecurrentBase):
         for name, state in zip(self.cell.states, states, strict=True):
             wanted = self.get_expected_hidden_size(input, batch_sizes)
             self.check_hidden_size(state, wanted, f"Expected hidden[{name}] size {{}}, got {{}}")
-
-    def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
-        if permutation is None:
-            return hx
-        if self._states > 1:
-            return tuple(s.index_select(1, permutation) for s in hx)
-        return hx.index_select(1, permutation)
 
     def extra_repr(self) -> str:
         return f"{self.cell.__name__}, {super().extra_repr()}"

@@ -3,7 +3,7 @@
 import difflib
 import functools
 import inspect
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, get_args, get_type_hints
 
 import torch
 
@@ -13,7 +13,16 @@ Class = TypeVar("Class", bound=type)
 """Lets type checkers and editors see the decorated class itself."""
 
 
-class LayerOptions(TypedDict, total=False):
+class StepOptions(TypedDict, total=False):
+    """Options of all recurrences: RNN, LSTM, GRU, GORU, Recurrent and their subclasses."""
+
+    num_heads: int
+    zoneout: float | tuple[float, ...]
+    recurrent_dropout: float
+    save_gates: bool | None
+
+
+class LayerOptions(StepOptions, total=False):
     """Options that subclasses of a torch.nn replacement pass on to it."""
 
     batch_first: bool
@@ -21,35 +30,27 @@ class LayerOptions(TypedDict, total=False):
     bidirectional: bool
     device: Any
     dtype: torch.dtype | None
-    num_heads: int
-    zoneout: float | tuple[float, float]
-    recurrent_dropout: float
-    save_gates: bool | None
 
 
 class RNNOptions(LayerOptions, total=False):
     """Options of :class:`rnnkern.nn.RNN`."""
 
     nonlinearity: str
+    bias: bool
     filter: Filter | None
 
 
-class ExpRNNOptions(RNNOptions, total=False):
+class BaseOptions(RNNOptions, total=False):
+    """Options of layers whose orthogonal weight has a base."""
+
+    base: str
+    rebase_every: int
+
+
+class ExpRNNOptions(BaseOptions, total=False):
     """Options of :class:`rnnkern.nn.ExpRNN`."""
 
     init: str
-    base: str
-    rebase_every: int
-    bias: bool
-
-
-class LSTMOptions(LayerOptions, total=False):
-    """Options of :class:`rnnkern.nn.LSTM`."""
-
-    bias: bool
-    proj_size: int
-    layer_norm: bool
-    recurrent_grad_dropout: float
 
 
 class MemoryOptions(TypedDict, total=False):
@@ -74,17 +75,19 @@ class RelevancyOptions(MemoryOptions, total=False):
 
 
 def with_options(cls: Class) -> Class:
-    """Class decorator. If ``__init__`` ends with ``**options``, its signature shows the parameters of the base class
-    instead, except those in ``_sets``, which the class sets itself. An unknown keyword raises TypeError with the name
-    of the class and similar option names."""
+    """Class decorator. If ``__init__`` ends with ``**options: Unpack[Options]``, its signature shows the keys of the
+    TypedDict ``Options``, with the defaults that they have in the base classes. An unknown keyword raises TypeError
+    with the name of the class and similar option names."""
     init = cls.__init__
     own = inspect.signature(init)
-    parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    if len(parameters) < len(own.parameters):
-        base = inspect.signature(cls.__mro__[1].__init__).parameters
-        missing = [p for name, p in base.items() if name not in own.parameters]
-        own_choice = cls.__dict__.get("_sets", ())
-        parameters += [p.replace(kind=p.KEYWORD_ONLY) for p in missing if p.name not in own_choice]
+    *parameters, last = own.parameters.values()
+    if last.kind is last.VAR_KEYWORD:
+        bases = [inspect.signature(base.__init__).parameters for base in reversed(cls.__mro__[1:])]
+        inherited = {name: parameter for base in bases for name, parameter in base.items()}
+        for name, annotation in get_type_hints(*get_args(last.annotation)).items():
+            parameters.append(inherited[name].replace(kind=last.KEYWORD_ONLY, annotation=annotation))
+    else:
+        parameters.append(last)
     names = [p.name for p in parameters[1:]]
 
     @functools.wraps(init)

@@ -1,7 +1,8 @@
-"""Elman networks whose recurrent weight is initialized orthogonal, stays (nearly) orthogonal, or has a Schur form."""
+"""Elman networks here have a recurrent weight that begins or stays (nearly) orthogonal, or has a Schur form."""
 
-from collections.abc import Sequence
-from typing import Any, Unpack
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,29 +11,24 @@ from torch.nn import Module, init
 from torch.nn.utils import parametrize
 
 from rnnkern import parametrizations
-from rnnkern.nn import autocast
-from rnnkern.nn.options import ExpRNNOptions, LayerOptions, RNNOptions, with_options
+from rnnkern.nn.options import BaseOptions, ExpRNNOptions, LayerOptions, RNNOptions, with_options
 from rnnkern.nn.rnn import RNN
-from rnnkern.ops import recurrence
 
 INPUT_NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda x: x}
 """Functions of the projected input of :class:`HenaffRNN`."""
 
 
-@with_options
 class _OrthogonalRNN(RNN):
-    """Base class: h' = modrelu(W x + R h; b), without other biases, as published. A subclass constrains R."""
+    """Base class: h' = modrelu(W x + R h; b), without other biases, as published. ``constrain(module, name)`` makes the
+    recurrent weight of that name what it is to be."""
 
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, nonlinearity: str = "modrelu",
-        bias: bool = False, **options: Unpack[LayerOptions],
+        self, constrain: Callable[[Module, str], Any], input_size: int, hidden_size: int, num_layers: int = 1, *,
+        nonlinearity: str = "modrelu", bias: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(input_size, hidden_size, num_layers, nonlinearity, bias, **options)
         for names in self._all_weights:
-            self._constrain(names[1])
-
-    def _constrain(self, name: str) -> None:
-        raise NotImplementedError
+            constrain(self, names[1])
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -53,8 +49,9 @@ class ExpRNN(_OrthogonalRNN):
         h_t = \mathrm{modrelu}(W x_t + B \exp(A) \, h_{t-1}; b)
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
-    :func:`rnnkern.parametrizations.orthogonal`, which computes it once per optimizer step.
-    :func:`rnnkern.optim.param_groups` gives A a tenth of the learning rate.
+    :func:`rnnkern.parametrizations.orthogonal`, which computes it once per optimizer step. The input weight is
+    initialized from Glorot's normal distribution, and b from U(-0.01, 0.01). :func:`rnnkern.optim.param_groups` gives A
+    a tenth of the learning rate.
 
     Args:
         input_size, hidden_size, num_layers: I, H and the number of layers.
@@ -63,10 +60,8 @@ class ExpRNN(_OrthogonalRNN):
             accuracy of 0.65, and the default reached 1.00.
         base, rebase_every: ``"static"`` keeps B fixed. ``"dynamic"`` sets B <- B exp(A) and A <- 0 after every
             ``rebase_every`` optimizer steps.
-        bias: if True, adds the biases b_ih and b_hh, which the published network does not have.
-        options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``.
-
-    The input weight is initialized from Glorot's normal distribution, and b from U(-0.01, 0.01).
+        options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``, and
+            ``bias`` is False, as in the published network; True adds b_ih and b_hh.
 
     Raises:
         ValueError, TypeError: as for RNN, or ``init``, ``base`` or ``rebase_every`` has a wrong value.
@@ -80,17 +75,14 @@ class ExpRNN(_OrthogonalRNN):
     (torch.Size([4, 3, 20]), True)
     """
 
-    _map = "exp"
+    _map = staticmethod(partial(parametrizations.orthogonal, orthogonal_map="exp"))
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "henaff", base: str = "static",
-        rebase_every: int = 1, bias: bool = False, **options: Unpack[RNNOptions],
+        rebase_every: int = 1, **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
-        self._how = {"init": init, "base": base, "rebase_every": rebase_every}
-        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
-
-    def _constrain(self, name: str) -> None:
-        parametrizations.orthogonal(self, name, orthogonal_map=self._map, **self._how)
+        constrain = partial(self._map, init=init, base=base, rebase_every=rebase_every)
+        super().__init__(constrain, input_size, hidden_size, num_layers, **options)
 
 
 @with_options
@@ -104,8 +96,8 @@ class CayleyRNN(ExpRNN):
 
     Args:
         num_negative: number of entries of the diagonal D that are -1; the others are 1. The default is half of them.
-        input_size, hidden_size, num_layers, init, base, rebase_every, bias, options: as in :class:`ExpRNN`, except that
-            the default ``init`` is ``"cayley"``.
+        input_size, hidden_size, num_layers, init, base, rebase_every, options: as in :class:`ExpRNN`, except that the
+            default ``init`` is ``"cayley"``.
 
     Source: Helfrich, Willmott and Ye 2018.
 
@@ -114,17 +106,12 @@ class CayleyRNN(ExpRNN):
     -1.0
     """
 
-    _map = "scaled_cayley"
-
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "cayley",
-        num_negative: int | None = None, **options: Unpack[RNNOptions],
+        num_negative: int | None = None, **options: Unpack[BaseOptions],
     ) -> None:  # fmt: skip
-        self._num_negative = num_negative
+        self._map = partial(parametrizations.orthogonal, orthogonal_map="scaled_cayley", num_negative=num_negative)
         super().__init__(input_size, hidden_size, num_layers, init=init, **options)
-
-    def _constrain(self, name: str) -> None:
-        parametrizations.orthogonal(self, name, orthogonal_map=self._map, num_negative=self._num_negative, **self._how)
 
 
 @with_options
@@ -141,7 +128,7 @@ class NonNormalRNN(ExpRNN):
     Args:
         gamma: the value that all moduli gamma keep, such as 1 or 0.958 (Kerg et al. 2019, appendix A.6). None, the
             default, trains them from 1.
-        input_size, hidden_size, num_layers, init, base, rebase_every, bias, options: as in :class:`ExpRNN`; ``init``,
+        input_size, hidden_size, num_layers, init, base, rebase_every, options: as in :class:`ExpRNN`; ``init``,
             ``base`` and ``rebase_every`` apply to P.
 
     Source: Kerg et al. 2019.
@@ -155,11 +142,8 @@ class NonNormalRNN(ExpRNN):
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, gamma: float | None = None,
         **options: Unpack[ExpRNNOptions],
     ) -> None:  # fmt: skip
-        self._gamma = gamma
+        self._map = partial(parametrizations.schur, gamma=gamma)
         super().__init__(input_size, hidden_size, num_layers, **options)
-
-    def _constrain(self, name: str) -> None:
-        parametrizations.schur(self, name, gamma=self._gamma, **self._how)
 
 
 @with_options
@@ -169,19 +153,15 @@ class HouseholderRNN(_OrthogonalRNN):
     .. math::
         h_t = \mathrm{modrelu}(W x_t + H_1 H_2 \cdots H_m \, h_{t-1}; b)
 
-    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
-    :func:`rnnkern.parametrizations.orthogonal` with V (H, m). At least H - m eigenvalues of the weight are 1, and its
-    determinant is :math:`(-1)^m`. It is computed once per optimizer step, in O(H^2 m).
+    ``weight_hh_l{k}`` is parametrized by :func:`rnnkern.parametrizations.orthogonal` with V (H, m) and computed once
+    per optimizer step, in O(H^2 m). At least H - m of its eigenvalues are 1, and its determinant is :math:`(-1)^m`.
+    Everything else is as in :class:`ExpRNN`.
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the number of layers.
         reflections: m, from 1 to H (with heads: to the units of a head). The default is the maximum.
         init: initialization of the recurrent weight: ``"haar"``, ``"henaff"``, ``"cayley"`` or ``"identity"``.
-        bias: if True, adds the biases b_ih and b_hh.
-        options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``; the paper
-            uses ``"leaky_relu"``.
-
-    The input weight is initialized from Glorot's normal distribution, and b from U(-0.01, 0.01).
+        input_size, hidden_size, num_layers, options: as in :class:`ExpRNN`. The paper's nonlinearity is
+            ``"leaky_relu"``.
 
     Raises:
         ValueError, TypeError: as for RNN, or ``init`` or ``reflections`` has a wrong value.
@@ -196,13 +176,10 @@ class HouseholderRNN(_OrthogonalRNN):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, reflections: int | None = None,
-        init: str = "haar", bias: bool = False, **options: Unpack[RNNOptions],
+        init: str = "haar", **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
-        self._how = {"init": init, "reflections": reflections}
-        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
-
-    def _constrain(self, name: str) -> None:
-        parametrizations.orthogonal(self, name, orthogonal_map="householder", **self._how)
+        how = {"orthogonal_map": "householder", "init": init, "reflections": reflections}
+        super().__init__(partial(parametrizations.orthogonal, **how), input_size, hidden_size, num_layers, **options)
 
 
 @with_options
@@ -212,18 +189,13 @@ class SpectralRNN(_OrthogonalRNN):
     .. math::
         h_t = \mathrm{modrelu}(W x_t + U \operatorname{diag}(s) V^\top h_{t-1}; b), \qquad 1 - m < s_i < 1 + m
 
-    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
-    :func:`rnnkern.parametrizations.spectral_margin` and computed once per optimizer step.
-    :func:`rnnkern.optim.param_groups` gives the parameters of U and V a tenth of the learning rate.
+    ``weight_hh_l{k}`` is parametrized by :func:`rnnkern.parametrizations.spectral_margin` and computed once per
+    optimizer step. :func:`rnnkern.optim.param_groups` gives the parameters of U and V a tenth of the learning rate.
+    Everything else is as in :class:`ExpRNN`.
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the number of layers.
         margin: m, from 0 to 1. With 0 the weight stays orthogonal.
-        init: initialization of the recurrent weight: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``.
-        bias: if True, adds the biases b_ih and b_hh.
-        options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``.
-
-    The input weight is initialized from Glorot's normal distribution, and b from U(-0.01, 0.01).
+        input_size, hidden_size, num_layers, init, options: as in :class:`ExpRNN`.
 
     Raises:
         ValueError, TypeError: as for RNN, or ``init`` or ``margin`` has a wrong value.
@@ -238,26 +210,26 @@ class SpectralRNN(_OrthogonalRNN):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, margin: float = 0.1, init: str = "henaff",
-        bias: bool = False, **options: Unpack[RNNOptions],
+        **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
-        self._how = {"margin": margin, "init": init}
-        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
-
-    def _constrain(self, name: str) -> None:
-        parametrizations.spectral_margin(self, name, **self._how)
+        constrain = partial(parametrizations.spectral_margin, margin=margin, init=init)
+        super().__init__(constrain, input_size, hidden_size, num_layers, **options)
 
 
 @with_options
 class OrthogonalInitRNN(_OrthogonalRNN):
     """RNN-orth: a network whose recurrent weight is initialized orthogonal and then trained without a constraint.
 
-    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`.
+    Everything else is as in :class:`ExpRNN`.
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the number of layers.
         init: initialization of the recurrent weight: ``"haar"``, ``"cayley"``, ``"henaff"`` or ``"identity"``.
-        bias: if True, adds the biases b_ih and b_hh.
-        options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``.
+        input_size, hidden_size, num_layers, options: as in :class:`ExpRNN`.
+
+    Raises:
+        ValueError, TypeError: as for RNN, or ``init`` has a wrong value.
+
+    IRNN (Le et al. 2015) is ``OrthogonalInitRNN(..., init="identity", nonlinearity="relu")``.
 
     Source: Saxe et al. 2014.
 
@@ -267,57 +239,27 @@ class OrthogonalInitRNN(_OrthogonalRNN):
     """
 
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "haar", bias: bool = False,
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "haar",
         **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
         self._init = init
-        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
+        super().__init__(OrthogonalInitRNN._draw, input_size, hidden_size, num_layers, **options)
 
     @torch.no_grad()
-    def _constrain(self, name: str) -> None:
+    def _draw(self, name: str) -> None:
         weight = getattr(self, name)
         weight.copy_(parametrizations.orthogonal_matrix(weight, self._init))
 
-    _draw = _constrain
-
 
 @with_options
-class IRNN(OrthogonalInitRNN):
-    """IRNN: a ReLU network whose recurrent weight is initialized to the identity and trained without a constraint.
-
-    Args:
-        input_size, hidden_size, num_layers: I, H and the number of layers.
-        bias: if True, adds the biases b_ih and b_hh.
-        options: all other options of :class:`rnnkern.nn.RNN` except ``nonlinearity``.
-
-    Source: Le et al. 2015.
-
-    >>> irnn = rnnkern.nn.IRNN(10, 20)
-    >>> torch.equal(irnn.weight_hh_l0, torch.eye(20)), irnn.nonlinearity
-    (True, 'relu')
-    """
-
-    _sets = ("init", "nonlinearity")
-
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = False,
-        **options: Unpack[LayerOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(
-            input_size, hidden_size, num_layers, init="identity", nonlinearity="relu", bias=bias, **options
-        )
-
-
-@with_options
-class HenaffRNN(_OrthogonalRNN):
+class HenaffRNN(OrthogonalInitRNN):
     r"""LT-RNN: a network with a linear recurrence, whose nonlinearity only acts on the input.
 
     .. math::
         h_t = \sigma(W x_t + b_{ih}) + R h_{t-1} + b_{hh}
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. R is initialized orthogonal and then trained
-    without a constraint. :func:`rnnkern.nn.init.copy_solution_` and :func:`rnnkern.nn.init.adding_solution_` set the
-    parameters to those that solve the copy task and the adding problem.
+    without a constraint.
 
     Args:
         input_size, hidden_size, num_layers: I, H and the number of layers.
@@ -338,7 +280,8 @@ class HenaffRNN(_OrthogonalRNN):
     torch.Size([4, 3, 20])
     """
 
-    _sets = ("nonlinearity", "filter")
+    _plain: ClassVar = RNN._plain | {"input_nonlinearity": None}  # is always shown
+    _projects = True
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, input_nonlinearity: str = "relu",
@@ -347,17 +290,10 @@ class HenaffRNN(_OrthogonalRNN):
         if input_nonlinearity not in INPUT_NONLINEARITIES:
             wanted = tuple(INPUT_NONLINEARITIES)
             raise ValueError(f"HenaffRNN: `input_nonlinearity` must be one of {wanted}, got {input_nonlinearity!r}")
-        self._init = init
-        super().__init__(input_size, hidden_size, num_layers, nonlinearity="identity", bias=bias, **options)
+        options |= {"init": init, "bias": bias, "nonlinearity": "identity"}
+        super().__init__(input_size, hidden_size, num_layers, **options)
         self.input_nonlinearity = input_nonlinearity
         self._zero_biases()
-
-    @torch.no_grad()
-    def _constrain(self, name: str) -> None:
-        weight = getattr(self, name)
-        weight.copy_(parametrizations.orthogonal_matrix(weight, self._init))
-
-    _draw = _constrain
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -368,24 +304,9 @@ class HenaffRNN(_OrthogonalRNN):
             if name.startswith("bias"):
                 init.zeros_(parameter)
 
-    def _step(self, input, hx):
-        return None  # the kernel of one step has no nonlinearity of the input
-
-    def _layer(self, x, calls, one, both) -> Sequence[Any]:
-        x, *calls = autocast.cast(x, *calls)
-        nonlinearity, results = INPUT_NONLINEARITIES[self.input_nonlinearity], []
-        for k, call in enumerate(calls):
-            u = nonlinearity(F.linear(x, call.pop("weight_ih"), call.pop("bias_ih")))
-            results.append(one(self._cell, u, **call, reverse=self.bidirectional and k == 1))
-            if one is recurrence and not self.bidirectional:
-                x = results[-1][0]
-        if one is recurrence and len(calls) > 1 and not self.bidirectional:
-            (_, lower), (h, upper) = results
-            return h, lower, upper
-        return results
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, input_nonlinearity={self.input_nonlinearity}"
+    def _projected(self, x: Tensor, call: dict, reverse: bool) -> tuple[Tensor, dict[str, Any], tuple[Tensor, ...]]:
+        u = F.linear(x, call.pop("weight_ih"), call.pop("bias_ih"))
+        return INPUT_NONLINEARITIES[self.input_nonlinearity](u), call, ()
 
 
 def orthogonal_penalty(model: Module, norm: str = "frobenius") -> Tensor:

@@ -1,18 +1,19 @@
-"""Base class of RNN, LSTM and GRU: parameters and checks of torch.nn around calls of the operator."""
+"""The base class of the recurrent layers puts the parameters and checks of torch.nn around calls of the operator."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Never
+from typing import Any, ClassVar, NamedTuple, Never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import Module, Parameter, RNNBase, init
-from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
+from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace
+from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, said_per_layer, shown, spelled
+from rnnkern.nn.filters import Filter
 from rnnkern.ops import Choice, recurrence, recurrence_bidirectional, recurrence_stacked
 from rnnkern.ops._recurrence.recurrence import step
 
@@ -26,46 +27,36 @@ class TimeFirst(NamedTuple):
     reset: Tensor | None  # (T, B) bool, False beyond a sequence's own end
 
 
-def reset_in_order(
-    module: Module, reset: Tensor, x: Tensor, steps: int, batch: int | None, batch_sizes: Tensor | None = None,
-    order: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The caller's ``reset`` as (T, B), in the order of the packed rows and False beyond the end of a sequence.
-    ``batch`` is None for unbatched input."""
-    name = type(module).__name__
+def runs(batch_sizes: Tensor, device: torch.device) -> Tensor:
+    """Where a packed sequence has not ended, (T, B)."""
+    return torch.arange(int(batch_sizes[0]), device=device) < batch_sizes.to(device).unsqueeze(1)
+
+
+def in_time_order(module: Module, name: str, values: Tensor, input: Tensor | PackedSequence) -> Tensor:
+    """The argument ``values``, one for each step and sequence, as (T, B) in the order of the packed rows."""
+    packed = isinstance(input, PackedSequence)
+    wanted = (len(input.batch_sizes), int(input.batch_sizes[0])) if packed else tuple(input.shape[:-1])
+    wanted = wanted[::-1] if packed and module.batch_first else wanted
+    if tuple(values.shape) != wanted:
+        symbols = "(T,)" if len(wanted) == 1 else "(B, T)" if module.batch_first else "(T, B)"
+        got = tuple(values.shape)
+        raise ValueError(f"{type(module).__name__}: `{name}` must be {symbols} = {wanted}, got {got}")
+    if len(wanted) == 1:
+        return values.unsqueeze(1)
+    values = values.transpose(0, 1) if module.batch_first else values
+    return values.index_select(1, input.sorted_indices) if packed and input.sorted_indices is not None else values
+
+
+def reset_in_order(module: Module, reset: Tensor, input: Tensor | PackedSequence) -> Tensor:
+    """The argument ``reset`` as (T, B), in the order of the packed rows and False beyond the end of a sequence."""
+    name, device = type(module).__name__, input.data.device if isinstance(input, PackedSequence) else input.device
     if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
         got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
         raise TypeError(f"{name}: `reset` must be a bool tensor, got {got}")
-    if reset.device != x.device:
-        raise TypeError(f"{name}: `reset` must be on {x.device} like the input, got {reset.device}")
-    symbols, wanted = ("(B, T)", (batch, steps)) if module.batch_first else ("(T, B)", (steps, batch))
-    if batch is None:
-        symbols, wanted = "(T,)", (steps,)
-    if tuple(reset.shape) != wanted:
-        raise ValueError(f"{name}: `reset` must be {symbols} = {wanted}, got {tuple(reset.shape)}")
-    if batch is None:
-        return reset.unsqueeze(1)
-    reset = reset.transpose(0, 1) if module.batch_first else reset
-    if batch_sizes is None:
-        return reset
-    reset = reset if order is None else reset.index_select(1, order)
-    return reset & (torch.arange(batch, device=x.device) < batch_sizes.to(x.device).unsqueeze(1))
-
-
-def spelled(module: Module) -> str:
-    """The name that a printed model shows; it tells modules of this package from those of torch.nn with the same
-    name."""
-    ours = type_before_parametrizations(module).__module__.startswith("rnnkern.nn.")
-    return f"{'rnnkern.nn.' if ours else ''}{type(module).__name__}"
-
-
-def said_per_layer(choices: list[Choice], bidirectional: bool) -> list[Choice]:
-    """Begins each reason with its layer and direction, if there are several, for :func:`rnnkern.ops.explain`."""
-    if len(choices) == 1:
-        return choices
-    directions = (", forward direction", ", reverse direction") if bidirectional else ("",)
-    places = [f"layer {layer}{way}" for layer in range(len(choices) // len(directions)) for way in directions]
-    return [choice._replace(reason=f"{place}: {choice.reason}") for place, choice in zip(places, choices, strict=True)]
+    if reset.device != device:
+        raise TypeError(f"{name}: `reset` must be on {device} like the input, got {reset.device}")
+    reset = in_time_order(module, "reset", reset, input)
+    return reset & runs(input.batch_sizes, device) if isinstance(input, PackedSequence) else reset
 
 
 def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tensor | None]:
@@ -76,25 +67,31 @@ def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tenso
     return [reset, F.pad(reset, (0, 0, 0, 1))[1:]]
 
 
+def _normalized_projection(x: Tensor, W: Tensor, gain: Tensor, b: Tensor | None) -> Tensor:
+    return F.layer_norm(F.linear(x, W), gain.shape, gain, b)
+
+
 class RecurrentBase(Unquantized, RNNBase):
     """Mixin of the recurrent layers; list it before the torch.nn class. A subclass names its ``_cell``."""
 
     num_heads: int = 1
-    zoneout: float | tuple[float, float] = 0.0
+    zoneout: float | tuple[float, ...] = 0.0
     recurrent_dropout: float = 0.0
     save_gates: bool | None = None
     """Can be changed at any time."""
+    filter: Filter | None = None
+    layer_norm: bool = False
+    _plain: ClassVar[dict[str, Any]] = {
+        "num_heads": 1, "zoneout": 0.0, "recurrent_dropout": 0.0, "save_gates": None, "filter": None,
+        "layer_norm": False,
+    }  # fmt: skip
+    """The options with their defaults, for printing."""
     _cell: str  # name of a cell of rnnkern.ops.recurrence
 
     def __init__(
-        self,
-        *args,
-        num_heads: int = 1,
-        zoneout: float | tuple[float, float] = 0.0,
-        recurrent_dropout: float = 0.0,
-        save_gates: bool | None = None,
-        **kwargs,
-    ) -> None:
+        self, *args, num_heads: int = 1, zoneout: float | tuple[float, ...] = 0.0, recurrent_dropout: float = 0.0,
+        save_gates: bool | None = None, filter: Filter | None = None, layer_norm: bool = False, **kwargs,
+    ) -> None:  # fmt: skip
         super().__init__(*args, **kwargs)
         if not (save_gates is None or isinstance(save_gates, bool)):
             raise TypeError(f"save_gates should be of type bool or None, got: {type(save_gates).__name__}")
@@ -113,23 +110,45 @@ class RecurrentBase(Unquantized, RNNBase):
             for _, name, *_ in self._all_weights:
                 heads = getattr(self, name).detach()[:, :d].reshape(num_heads, -1, d)
                 setattr(self, name, Parameter(heads.clone(memory_format=torch.contiguous_format)))
+        if not (filter is None or isinstance(filter, Filter)):
+            raise TypeError(f"filter must be a filter of rnnkern.nn.filters, got {filter!r}")
+        if not isinstance(layer_norm, bool):
+            raise TypeError(f"layer_norm should be of type bool, got: {type(layer_norm).__name__}")
+        self.filter, self.layer_norm = filter, layer_norm
+        if layer_norm:
+            for name, plain in (("num_heads", 1), ("proj_size", 0)):
+                if getattr(self, name) != plain:
+                    raise ValueError(f"layer_norm must be False with {name} = {getattr(self, name)}, got True")
+            if filter:
+                raise ValueError(f"layer_norm must be False with a filter, got {filter}")
+            gates, of_c = getattr(self, self._all_weights[0][0]).shape[0], ("weight_ln_c", "bias_ln_c")
+            sizes = {"weight_ln_ih": gates, "weight_ln_hh": gates}
+            self._add_parameters(sizes | (dict.fromkeys(of_c, self.hidden_size) if self.mode == "LSTM" else {}))
 
     @property
     def _states(self) -> int:
         """Number of state tensors of the cell."""
         return 2 if self.mode == "LSTM" else 1
 
-    def _add_modrelu_biases(self) -> None:
+    def _add_parameters(self, sizes: dict[str, int]) -> None:
+        """Adds vectors to each layer and direction, with their initial values."""
         for names in self._all_weights:
-            name = names[0].replace("weight_ih", "modrelu_bias")
-            setattr(self, name, Parameter(getattr(self, names[0]).new_empty(self.hidden_size)))
-            names.append(name)
-        self._reset_modrelu_biases()
+            for kind, size in sizes.items():
+                names.append(names[0].replace("weight_ih", kind))
+                setattr(self, names[-1], Parameter(getattr(self, names[0]).new_empty(size)))
+        self._reset_added()
 
-    def _reset_modrelu_biases(self) -> None:
+    def _reset_added(self) -> None:
         for name, parameter in self.named_parameters():
             if name.startswith("modrelu_bias"):
                 init.uniform_(parameter, -0.01, 0.01)
+            elif name.startswith(("weight_ln", "bias_ln")):
+                init.constant_(parameter, float(name.startswith("weight")))
+
+    def reset_parameters(self) -> None:
+        """Initializes all parameters again."""
+        super().reset_parameters()
+        self._reset_added()
 
     def _rates(self, name: str, given, most: int = 1):
         """A checked rate: one number, or a tuple with one number for each of at most ``most`` states."""
@@ -142,12 +161,9 @@ class RecurrentBase(Unquantized, RNNBase):
         return tuple(given) if rates is given else given
 
     def forward(
-        self,
-        input: Tensor | PackedSequence,
-        hx: Tensor | tuple[Tensor, Tensor] | None = None,
-        reset: Tensor | None = None,
-        **unknown: Never,
-    ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:
+        self, input: Tensor | PackedSequence, hx: Tensor | tuple[Tensor, ...] | None = None,
+        reset: Tensor | None = None, **unknown: Never,
+    ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, ...]]:  # fmt: skip
         """Runs the layers over a sequence.
 
         Args:
@@ -209,7 +225,7 @@ class RecurrentBase(Unquantized, RNNBase):
         Returns None for any other call and for wrong arguments, which the regular path reports."""
         if type(input) is not Tensor or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
             return None
-        if len(self._all_weights) > 1 or self.zoneout or self.recurrent_dropout:
+        if len(self._all_weights) > 1 or self.zoneout or self.recurrent_dropout or self._projects:
             return None
         named = self._parameters.get  # None for a parametrized or missing weight
         weights = [named(name) for name in self._all_weights[0]]
@@ -236,12 +252,7 @@ class RecurrentBase(Unquantized, RNNBase):
         return (stepped[0], tuple(stepped[1:])) if lstm else tuple(stepped)
 
     @torch.no_grad()
-    def _choose(
-        self,
-        input: Tensor | PackedSequence,
-        hx: Tensor | tuple[Tensor, Tensor] | None = None,
-        reset: Tensor | None = None,
-    ) -> list[Choice]:
+    def _choose(self, input: Tensor | PackedSequence, hx: Any = None, reset: Tensor | None = None) -> list[Choice]:
         """The :class:`Choice` of each layer and direction, in order, for :func:`rnnkern.ops.explain`. Runs no
         recurrence."""
         sequence = self._check(input, hx, reset)
@@ -255,19 +266,24 @@ class RecurrentBase(Unquantized, RNNBase):
     def _check(self, input, hx, reset) -> TimeFirst:
         """Does what torch.nn's forward does before its kernel, with the checks of torch.nn."""
         batch_sizes = order = None
-        several = self._states > 1
+        plain, filtered, of_filter = self._states, (), self.filter.states if self.filter else ()
+        if of_filter and isinstance(hx, tuple):
+            if len(hx) not in (plain, plain + len(of_filter)):
+                raise ValueError(f"hx must have {plain} or {plain + len(of_filter)} tensors, got {len(hx)}")
+            filtered, hx = hx[plain:], hx[:plain] if plain > 1 else hx[0]
+        unbatched = isinstance(input, Tensor) and input.dim() == 2
         if isinstance(input, PackedSequence):
             x, batch_sizes, order, _ = input
-            steps, batch = batch_sizes.shape[0], int(batch_sizes[0])
+            batch = int(batch_sizes[0])
         else:
-            given = () if hx is None else tuple(hx[: self._states]) if several else (hx,)
+            given = () if hx is None else tuple(hx[:plain]) if plain > 1 else (hx,)
             if input.dim() not in (2, 3) or any(s.dim() != input.dim() for s in given):
                 super().forward(input, hx)  # raises
             x = input
-            if input.dim() == 2:
+            if unbatched:
                 x = input.unsqueeze(0 if self.batch_first else 1)
-                hx = hx if hx is None else tuple(s.unsqueeze(1) for s in given) if several else hx.unsqueeze(1)
-            batch, steps = x.shape[:2] if self.batch_first else (x.shape[1], x.shape[0])
+                hx = hx if hx is None else tuple(s.unsqueeze(1) for s in given) if plain > 1 else hx.unsqueeze(1)
+            batch = x.shape[0 if self.batch_first else 1]
         if hx is None:
             self.check_input(x, batch_sizes)
             # One for all tensors of a state, because nothing writes to them, and one for each layer and direction,
@@ -275,17 +291,32 @@ class RecurrentBase(Unquantized, RNNBase):
             count = len(self._all_weights)
             zeros = x.new_zeros(count, batch, self.hidden_size).unbind(0)
             h0s = x.new_zeros(count, batch, self.proj_size).unbind(0) if self.proj_size else zeros
-            state = [(h0, *[c0] * (self._states - 1)) for h0, c0 in zip(h0s, zeros, strict=True)]
+            state = [(h0, *[c0] * (plain - 1)) for h0, c0 in zip(h0s, zeros, strict=True)]
         else:
             self.check_forward_args(x, hx, batch_sizes)
             hx = self.permute_hidden(hx, order)
-            state = list(zip(*(s.unbind(0) for s in (hx if several else (hx,))), strict=True))
+            state = list(zip(*(s.unbind(0) for s in (hx if plain > 1 else (hx,))), strict=True))
+        if filtered:
+            wanted = (len(state), batch, getattr(self, self._all_weights[0][0]).shape[0])
+            wanted = wanted[::2] if unbatched else wanted
+            for name, part in zip(of_filter, filtered, strict=True):
+                if tuple(part.shape) != wanted:
+                    raise RuntimeError(f"Expected {name} of size {wanted}, got {list(part.shape)}")
+            filtered = tuple(part.unsqueeze(1) if unbatched else part for part in filtered)
+            of_rows = zip(*(part.unbind(0) for part in self.permute_hidden(filtered, order)), strict=True)
+            state = [row + more for row, more in zip(state, of_rows, strict=True)]
         if batch_sizes is None and self.batch_first:
             x = x.transpose(0, 1)
         if reset is not None:
-            unbatched = batch_sizes is None and input.dim() == 2
-            reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
+            reset = reset_in_order(self, reset, input)
         return TimeFirst(x, state, batch_sizes, reset)
+
+    def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
+        if permutation is None:
+            return hx
+        if isinstance(hx, Tensor):
+            return hx.index_select(1, permutation)
+        return tuple(part.index_select(1, permutation) for part in hx)
 
     def _calls(self, sequence: TimeFirst) -> list[list[dict[str, Any]]]:
         """Arguments of the operator except cell, input and direction, grouped by what one call computes: both
@@ -302,18 +333,12 @@ class RecurrentBase(Unquantized, RNNBase):
         for k, names in enumerate(self._all_weights):
             weight_ih, weight_hh, *rest = [self._weight(name, sequence) for name in names]
             bias_ih, bias_hh = rest[:2] if self.bias else (None, None)
-            arguments = {
-                "weight_ih": weight_ih,
-                "bias_ih": bias_ih,
-                "R": weight_hh,
-                "state": states[k],
-                "bias": bias_hh,
-                "params": tuple(rest[2:] if self.bias else rest),
-                "batch_sizes": batch_sizes,
-                "reset": masks[k % directions],
-                **options,
-            }
-            calls.append(arguments)
+            params, state = tuple(rest[2:] if self.bias else rest), states[k][: self._states]
+            call = {"weight_ih": weight_ih, "bias_ih": bias_ih, "R": weight_hh, "bias": bias_hh, "params": params}
+            call |= {"state": state, "batch_sizes": batch_sizes, "reset": masks[k % directions], **options}
+            if self.filter:
+                call["filtered"] = states[k][self._states :]
+            calls.append(call)
         at_once = 2 if self.bidirectional or self._stacks() else 1
         return [calls[k : k + at_once] for k in range(0, len(calls), at_once)]
 
@@ -329,10 +354,32 @@ class RecurrentBase(Unquantized, RNNBase):
 
     def _stacks(self) -> bool:
         """Whether the output of a layer is the input of the next without anything between, such as dropout."""
-        return not (self.dropout and self.training)
+        return not (self._projects or (self.dropout and self.training))
+
+    @property
+    def _projects(self) -> bool:
+        """Whether :meth:`_projected` replaces the operator's projection of the input."""
+        return self.layer_norm or self.filter is not None
+
+    def _projected(self, x: Tensor, call: dict, reverse: bool) -> tuple[Tensor, dict[str, Any], tuple[Tensor, ...]]:
+        """The operator's input and its other arguments for one direction, and the final state of a filter."""
+        if self.filter:
+            return self.filter.project(x, call, reverse)
+        gain, *params = call["params"]
+        inputs = x, call.pop("weight_ih"), gain, call.pop("bias_ih")
+        save_u = autocast.recomputed(_normalized_projection, *inputs)
+        return _normalized_projection(*inputs), call | {"params": tuple(params), "save_u": save_u}, ()
 
     def _layer(self, x, calls, one, both) -> Sequence[Any]:
         """The results of ``both``, one call for two recurrences, or a list of the results of ``one`` for each."""
+        if self._projects:
+            results = []
+            for call, reverse in zip(calls, (False, True), strict=False):
+                u, call, kept = self._projected(x, call, reverse)
+                u, call = autocast.cast(u, call)
+                found = one(self._cell, u, **call, reverse=reverse)
+                results.append((found[0], (*found[1], *kept)) if one is recurrence else found)
+            return results
         x, *calls = autocast.cast(x, *calls)
         return both(self._cell, x, *calls) if len(calls) > 1 else [one(self._cell, x, **calls[0])]
 
@@ -364,6 +411,4 @@ class RecurrentBase(Unquantized, RNNBase):
         return spelled(self)
 
     def extra_repr(self) -> str:
-        own = {"num_heads": 1, "zoneout": 0.0, "recurrent_dropout": 0.0, "save_gates": None}
-        given = (f", {name}={getattr(self, name)}" for name, plain in own.items() if getattr(self, name) != plain)
-        return super().extra_repr() + "".join(given)
+        return super().extra_repr() + shown(self, self._plain)

@@ -1,5 +1,7 @@
-"""Relational models (Kerg et al. 2022; Webb et al. 2020, 2021): they see a few objects, encoded by a model of the
-user's, and answer a question about how the objects are alike."""
+"""Relational models see a few encoded objects and answer a question about how the objects are alike.
+
+Source: Kerg et al. 2022; Webb et al. 2020, 2021.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import LayerNorm, Linear, Module, Parameter, ReLU, Sequential, init
 
-from rnnkern.nn.ecosystem import as_leaf
+from rnnkern.nn.ecosystem import as_leaf, shown
 from rnnkern.nn.options import with_options
 from rnnkern.ops import Choice, binding_recurrence, similarity
 from rnnkern.ops._relational.context_norm import context_norm
@@ -81,9 +83,8 @@ class _Normalized(Module):
             raise ValueError(f"{type(self).__name__}: `x` must be (B, T, d) = (B, T, {self.d}), got {got}")
 
     def extra_repr(self) -> str:
-        plain = {"segments": None, "norm": "unbiased", "eps": 1e-8}
-        shown = (f", {name}={getattr(self, name)!r}" for name, value in plain.items() if getattr(self, name) != value)
-        return f"{self.d}" + "".join(shown) + ("" if self.weight is not None else ", affine=False")
+        affine = "" if self.weight is not None else ", affine=False"
+        return f"{self.d}{shown(self, {'segments': None, 'norm': 'unbiased', 'eps': 1e-8}, repr)}{affine}"
 
 
 @with_options
@@ -206,9 +207,7 @@ class Similarity(_Normalized):
         return [similarity._choose(*branches, **options)]
 
     def extra_repr(self) -> str:
-        plain = {"mask": "causal", "packed": False, "scale": 1.0}
-        shown = (f", {name}={getattr(self, name)!r}" for name, value in plain.items() if getattr(self, name) != value)
-        return super().extra_repr() + "".join(shown)
+        return super().extra_repr() + shown(self, {"mask": "causal", "packed": False, "scale": 1.0}, repr)
 
 
 @with_options

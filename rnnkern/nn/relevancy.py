@@ -1,19 +1,20 @@
-"""Recurrent layers that attend to a bounded set of their own past states."""
+"""RelRNN, RelLSTM, MemRNN and MemLSTM attend to their own past states, all of them or a bounded set."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Never, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter, init
+from torch.nn import init
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.attending import Attending, state_like, without_layers
 from rnnkern.nn.options import MemoryOptions, RelevancyOptions, with_options
+from rnnkern.nn.single import Attending, empty_parameter, state_like, uniform_, without_layers
 from rnnkern.ops import RelevancyMemory, RelevancyState, relevancy_recurrence
 from rnnkern.ops._relevancy.relevancy import CHOICES
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
@@ -42,17 +43,13 @@ class Relevancy(Attending):
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "buffer_size": buffer_size}
         chosen = {"combine": combine, "alignment": alignment, "relevance": relevance, "output": output}
-        super().__init__(
-            sizes | {"relevant_size": relevant_size, "num_heads": num_heads}, {"relevant_size": 0},
-            {name: (choice, CHOICES[name] + MORE.get(name, ())) for name, choice in chosen.items()},
-        )  # fmt: skip
+        sizes |= {"relevant_size": relevant_size, "num_heads": num_heads}
+        choices = {name: (choice, CHOICES[name] + MORE.get(name, ())) for name, choice in chosen.items()}
+        super().__init__(sizes, choices, {"relevant_size": 0})
         if hidden_size % num_heads:
             raise ValueError(f"num_heads must divide hidden_size = {hidden_size}, got {num_heads}")
         self.bias, self.batch_first = bias, batch_first
-
-        def parameter(*shape: int) -> Parameter:
-            return Parameter(torch.empty(shape, device=device, dtype=dtype))
-
+        parameter = partial(empty_parameter, device=device, dtype=dtype)
         rows, size = self._gates * hidden_size, self._state_size
         self.weight_ih_l0, self.weight_hh_l0 = parameter(rows, input_size), parameter(rows, size)
         self.weight_query_l0, self.weight_key_l0 = (parameter(hidden_size, n) for n in (size, hidden_size))
@@ -70,18 +67,16 @@ class Relevancy(Attending):
     def _state_size(self) -> int:
         return (2 if self.combine == "concat" else 1) * self.hidden_size
 
+    def _state_shape(self, batch: int | None) -> tuple[int, ...]:
+        return (self._state_size,) if batch is None else (batch, self._state_size)
+
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
-        for weight in (self.weight_query_l0, self.weight_key_l0):
-            init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
+        uniform_(self.hidden_size, self.weight_query_l0, self.weight_key_l0)
         for vector in (self.weight_score_l0, self.weight_screen_l0):
             if vector is not None:
                 init.xavier_normal_(vector.unsqueeze(0))
         self._reset_cell()
-
-    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
-        s, *c = super()._zeros(x, batch)
-        return (s.new_zeros(batch, self._state_size), *c)
 
     @torch.no_grad()
     def _reset_cell(self) -> None:
@@ -96,22 +91,16 @@ class Relevancy(Attending):
             init.zeros_(self.bias_ih_l0)
 
     def forward(
-        self,
-        input: Tensor | PackedSequence,
-        hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
-        reset: Tensor | None = None,
-        **unknown: Never,
-    ) -> tuple[Tensor | PackedSequence, RelevancyState]:
+        self, input: Tensor | PackedSequence, hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
+        reset: Tensor | None = None, **unknown: Never,
+    ) -> tuple[Tensor | PackedSequence, RelevancyState]:  # fmt: skip
         """Runs the layer over a sequence.
 
         Args:
-            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            input, reset: as in :meth:`rnnkern.nn.RNN.forward`. A reset zeroes s and c and empties the memory.
             hx: a state that an earlier call returned, which continues that sequence; or s_0, or for an LSTM the tuple
                 ``(s_0, c_0)``, each (1, B, H) as in torch.nn or (B, H), with an empty memory. None means zeros. In the
                 caller's batch order; without B for unbatched input. s_0 has 2H columns with ``combine="concat"``.
-            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
-                unbatched input; in the caller's batch order. True zeroes s and c and empties the memory before step t.
 
         Returns:
             The output, shaped like ``input`` with H columns (2H for s with ``combine="concat"``), and the
@@ -124,11 +113,9 @@ class Relevancy(Attending):
         return self._run(input, hx, reset, unknown)
 
     def attention(
-        self,
-        input: Tensor | PackedSequence,
-        hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
+        self, input: Tensor | PackedSequence, hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
-    ) -> RelevancyMemory:
+    ) -> RelevancyMemory:  # fmt: skip
         """Returns the attention weights of each step, without gradients.
 
         Args:
@@ -142,12 +129,9 @@ class Relevancy(Attending):
         return self._attended(input, hx, reset)
 
     def attention_map(
-        self,
-        input: Tensor | PackedSequence,
-        hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
-        reset: Tensor | None = None,
-        sparse: bool = False,
-    ) -> Tensor:
+        self, input: Tensor | PackedSequence, hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
+        reset: Tensor | None = None, sparse: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Returns how much each step attends to each event of this call, as a matrix for plots, without gradients.
 
         Args:
@@ -178,9 +162,8 @@ class Relevancy(Attending):
         if not sparse:
             return weights.new_zeros(size).scatter_add_(-1, ids.clamp(min=0), weights * there)
         *at, slot = there.nonzero(as_tuple=True)
-        return torch.sparse_coo_tensor(
-            torch.stack([*at, ids[*at, slot]]), weights[*at, slot], size, check_invariants=False
-        ).coalesce()
+        indices = torch.stack([*at, ids[*at, slot]])
+        return torch.sparse_coo_tensor(indices, weights[*at, slot], size, check_invariants=False).coalesce()
 
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
         x, state, batch_sizes, reset = self._time_first(input, without_layers(hx, input), reset)
@@ -189,17 +172,9 @@ class Relevancy(Attending):
             v = torch.full_like(self.weight_key_l0[0], (self.hidden_size // self.num_heads) ** -0.5)
         attention = (self.weight_query_l0, self.weight_key_l0, v.view(self.num_heads, -1) if self.num_heads > 1 else v)
         bias = () if self.modrelu_bias_l0 is None else (self.modrelu_bias_l0,)
-        x, call = autocast.cast(
-            x,
-            {
-                "weight": self.weight_ih_l0,
-                "bias": self.bias_ih_l0,
-                "R": self.weight_hh_l0,
-                "attention": attention,
-                "params": bias,
-            },
-        )
-        u = F.linear(x, call["weight"], call["bias"])
+        call = {"W": self.weight_ih_l0, "bias": self.bias_ih_l0, "R": self.weight_hh_l0}
+        x, call = autocast.cast(x, call | {"attention": attention, "params": bias})
+        u = F.linear(x, call["W"], call["bias"])
         sizes = {"buffer_size": self.buffer_size, "relevant_size": self.relevant_size}
         options = {name: getattr(self, name) for name in CHOICES}
         if self.alignment == "scaled_dot":
@@ -351,8 +326,6 @@ class MemRNN(RelRNN):
     torch.Size([4, 30, 20])
     """
 
-    _sets = ("buffer_size", "relevant_size", "relevance")
-
     def __init__(
         self, input_size: int, hidden_size: int, *, nonlinearity: str = "tanh", **options: Unpack[MemoryOptions]
     ) -> None:
@@ -373,8 +346,6 @@ class MemLSTM(RelLSTM):
     >>> layer(torch.randn(4, 30, 10))[0].shape
     torch.Size([4, 30, 20])
     """
-
-    _sets = ("buffer_size", "relevant_size", "relevance")
 
     def __init__(self, input_size: int, hidden_size: int, **options: Unpack[MemoryOptions]) -> None:
         super().__init__(input_size, hidden_size, buffer_size=UNLIMITED, relevant_size=0, **options)

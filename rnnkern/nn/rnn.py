@@ -1,19 +1,20 @@
-"""Elman network."""
+"""RNN, an Elman network, replaces that of torch.nn and has more options."""
 
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import torch
 
 from rnnkern import cells
-from rnnkern.nn.filters import Filter, Filtered
-from rnnkern.nn.options import with_options
+from rnnkern.nn.filters import Filter
+from rnnkern.nn.options import StepOptions, with_options
+from rnnkern.nn.recurrent import RecurrentBase
 from rnnkern.reference import CELLS
 
 NONLINEARITIES = ("tanh", "relu", "identity", "hardtanh", "modrelu", "sigmoid", "leaky_relu", "softplus")
 
 
 @with_options
-class RNN(Filtered, torch.nn.RNN):
+class RNN(RecurrentBase, torch.nn.RNN):
     r"""Elman network; a drop-in replacement for :class:`torch.nn.RNN`.
 
     .. math::
@@ -54,11 +55,12 @@ class RNN(Filtered, torch.nn.RNN):
     (torch.Size([4, 3, 20]), torch.Size([1, 3, 20]), torch.Size([20]))
     """
 
+    _plain: ClassVar = RecurrentBase._plain | {"nonlinearity": "tanh"}
+
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None,
-        dtype: torch.dtype | None = None, *, num_heads: int = 1, zoneout: float = 0.0, recurrent_dropout: float = 0.0,
-        save_gates: bool | None = None, filter: Filter | None = None,
+        dtype: torch.dtype | None = None, *, filter: Filter | None = None, **options: Unpack[StepOptions],
     ) -> None:  # fmt: skip
         if nonlinearity not in NONLINEARITIES:
             wanted = ", ".join(map(repr, NONLINEARITIES))
@@ -66,23 +68,13 @@ class RNN(Filtered, torch.nn.RNN):
         known = nonlinearity if nonlinearity == "relu" else "tanh"  # torch.nn creates the rest and accepts only these
         super().__init__(
             input_size, hidden_size, num_layers, known, bias, batch_first, dropout, bidirectional, device=device,
-            dtype=dtype, num_heads=num_heads, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
-            save_gates=save_gates, filter=filter,
+            dtype=dtype, filter=filter, **options,
         )  # fmt: skip
         self.nonlinearity = nonlinearity
         self.mode = f"RNN_{nonlinearity.upper()}"
         if nonlinearity == "modrelu":
-            self._add_modrelu_biases()
-
-    def reset_parameters(self) -> None:
-        """Initializes all parameters again."""
-        super().reset_parameters()
-        self._reset_modrelu_biases()
+            self._add_parameters({"modrelu_bias": hidden_size})
 
     @property
     def _cell(self) -> str:
         return self.nonlinearity if self.nonlinearity in CELLS else cells.rnn(self.nonlinearity).name
-
-    def extra_repr(self) -> str:
-        shown = f", nonlinearity={self.nonlinearity}" if self.nonlinearity != "tanh" else ""
-        return super().extra_repr() + shown

@@ -1,17 +1,18 @@
-"""Sparse attentive backtracking (SAB)."""
+"""SABLSTM is an LSTM that attends to a few of its past states (sparse attentive backtracking)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter, init
+from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
-from rnnkern.nn.attending import Attending, state_like, without_layers
 from rnnkern.nn.options import with_options
+from rnnkern.nn.single import Attending, empty_parameter, state_like, uniform_, without_layers
 from rnnkern.ops import SABMemory, SABState, sab_recurrence
 from rnnkern.ops._relevancy.sab import ALIGNMENTS
 
@@ -75,13 +76,10 @@ class SABLSTM(Attending):
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size}
         sizes |= {"top_k": top_k, "attend_every": attend_every, "truncation": truncation}
-        super().__init__(sizes, {}, {"alignment": (alignment, tuple(ALIGNMENTS))})
+        super().__init__(sizes, {"alignment": (alignment, tuple(ALIGNMENTS))})
         self.output_size = 2 * hidden_size
         self.bias, self.batch_first = bias, batch_first
-
-        def parameter(*shape: int) -> Parameter:
-            return Parameter(torch.empty(shape, device=device, dtype=dtype))
-
+        parameter = partial(empty_parameter, device=device, dtype=dtype)
         mlp = alignment == "mlp"
         self.weight_ih_l0 = parameter(4 * hidden_size, input_size)
         self.weight_hh_l0 = parameter(4 * hidden_size, hidden_size)
@@ -92,30 +90,21 @@ class SABLSTM(Attending):
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
-        for weight in (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0):
-            if weight is not None:
-                init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
+        uniform_(self.hidden_size, self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0)
         if self.weight_alignment_l0 is not None:
             init.xavier_normal_(self.weight_alignment_l0)
         init.normal_(self.weight_score_l0, std=0.01)
 
     def forward(
-        self,
-        input: Tensor | PackedSequence,
-        hx: SABState | Sequence[Tensor] | Tensor | None = None,
-        reset: Tensor | None = None,
-        **unknown: Never,
-    ) -> tuple[Tensor | PackedSequence, SABState]:
+        self, input: Tensor | PackedSequence, hx: SABState | Sequence[Tensor] | Tensor | None = None,
+        reset: Tensor | None = None, **unknown: Never,
+    ) -> tuple[Tensor | PackedSequence, SABState]:  # fmt: skip
         """Runs the layer over a sequence.
 
         Args:
-            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            input, reset: as in :meth:`rnnkern.nn.RNN.forward`. After a reset, the state of zeros is the only memory.
             hx: a state that an earlier call returned, which continues that sequence; or ``(h_0, c_0)``, each (1, B, H)
                 as in torch.nn or (B, H). None means zeros. In the caller's batch order; without B for unbatched input.
-            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
-                unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
-                zeros, which is then the only memory.
 
         Returns:
             The output, shaped like ``input`` with 2H columns, and the :class:`~rnnkern.ops.SABState`.
@@ -127,11 +116,9 @@ class SABLSTM(Attending):
         return self._run(input, hx, reset, unknown)
 
     def attention(
-        self,
-        input: Tensor | PackedSequence,
-        hx: SABState | Sequence[Tensor] | Tensor | None = None,
+        self, input: Tensor | PackedSequence, hx: SABState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
-    ) -> SABMemory:
+    ) -> SABMemory:  # fmt: skip
         """Returns the attention weights of each step, without gradients.
 
         Args:
@@ -148,12 +135,9 @@ class SABLSTM(Attending):
         x, state, batch_sizes, reset = self._time_first(input, without_layers(hx, input), reset)
         attention = (self.weight_alignment_l0, self.weight_score_l0)
         attention = attention[attention[0] is None :]
-        x, call = autocast.cast(
-            x, {"W": self.weight_ih_l0, "bias": self.bias_ih_l0, "R": self.weight_hh_l0, "attention": attention}
-        )
+        call = {"W": self.weight_ih_l0, "bias": self.bias_ih_l0, "R": self.weight_hh_l0, "attention": attention}
+        x, call = autocast.cast(x, call)
         u = F.linear(x, call["W"], call["bias"])
         options = {name: getattr(self, name) for name in ("top_k", "attend_every", "truncation", "alignment")}
-        return (u, call["R"], state_like(state, u), call["attention"]), options | {
-            "batch_sizes": batch_sizes,
-            "reset": reset,
-        }
+        options |= {"batch_sizes": batch_sizes, "reset": reset}
+        return (u, call["R"], state_like(state, u), call["attention"]), options

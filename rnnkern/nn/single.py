@@ -1,15 +1,38 @@
-"""Base classes of the layers that have no counterpart in torch.nn: they check options and convert input and state."""
+"""Base classes of layers that torch.nn lacks check options, and convert input and state for the operators."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
+from torch.nn import Parameter, init
+from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
-from rnnkern.nn.ecosystem import Unquantized
+from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, shown
 from rnnkern.nn.recurrent import TimeFirst, reset_in_order
 from rnnkern.ops import Choice
+
+
+def empty_parameter(*shape: int, device: Any, dtype: torch.dtype | None) -> Parameter:
+    """A parameter without values."""
+    return Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+
+def uniform_(size: int, *weights: Tensor | None) -> None:
+    """Draws the weights that are there from U(-size^-1/2, size^-1/2)."""
+    for weight in weights:
+        if weight is not None:
+            init.uniform_(weight, -(size**-0.5), size**-0.5)
+
+
+def check_number(name: str, value: Any, zero: bool = False) -> None:
+    """Checks that an option is a finite positive number, or with ``zero`` one of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} should be of type float, got: {type(value).__name__}")
+    if not 0 <= value < float("inf") or (value == 0 and not zero):
+        raise ValueError(f"{name} must be {'at least 0' if zero else 'positive'}, got {value}")
 
 
 class Layers(Unquantized):
@@ -21,17 +44,21 @@ class Layers(Unquantized):
     _batch_dim = 0  # batch dimension of the tensors of a state
     _plain: dict[str, Any]  # the options with their defaults
     _first = "weight_ih_l0"  # a parameter that every such layer has
+    _complex = False  # whether the state is complex
 
-    def __init__(self, sizes: dict[str, int], least: dict[str, int], choices: dict[str, tuple[str, tuple]]) -> None:
+    def __init__(
+        self, sizes: dict[str, int], choices: dict[str, tuple[str, tuple]] | None = None,
+        least: dict[str, int] | None = None,
+    ) -> None:  # fmt: skip
         """Checks and stores each size, which is at least 1 or the value in ``least``, and each choice."""
         super().__init__()
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int):
                 raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
-            if size < least.get(name, 1):
-                raise ValueError(f"{name} must be at least {least.get(name, 1)}, got {size}")
+            if size < (smallest := (least or {}).get(name, 1)):
+                raise ValueError(f"{name} must be at least {smallest}, got {size}")
             setattr(self, name, size)
-        for name, (choice, there_are) in choices.items():
+        for name, (choice, there_are) in (choices or {}).items():
             if choice not in there_are:
                 raise ValueError(f"{name} must be one of {there_are}, got {choice!r}")
             setattr(self, name, choice)
@@ -42,15 +69,30 @@ class Layers(Unquantized):
         found = self._parameters.get(self._first)
         return (next(self.parameters()) if found is None else found).dtype
 
+    @property
+    def _state_dtype(self) -> torch.dtype:
+        return torch.promote_types(self._dtype, torch.complex64) if self._complex else self._dtype
+
+    def _state_shape(self, batch: int | None) -> tuple[int, ...]:
+        """The shape of the first tensor of a state; ``batch`` is None for unbatched input."""
+        return (self.hidden_size,) if batch is None else (batch, self.hidden_size)
+
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
         """The initial state of ``batch`` sequences if the caller gives none."""
-        raise NotImplementedError
+        return (x.new_zeros(self._state_shape(batch), dtype=self._state_dtype),)
 
-    def _check_state(self, state: Any, batch: int | None) -> None:
-        """Checks of a given state that the operator does not make; ``batch`` is None for unbatched input."""
+    def _check_state(self, state: tuple[Any, ...], batch: int | None) -> None:
+        """Checks of a given state that the operator does not make."""
+        name, hx, wanted = type_before_parametrizations(self).__name__, state[0], self._state_shape(batch)
+        if not isinstance(hx, Tensor):
+            raise TypeError(f"{name}: `hx` must be a tensor, got {type(hx).__name__}")
+        if tuple(hx.shape) != wanted:
+            raise ValueError(f"{name}: `hx` must be {wanted}, got {tuple(hx.shape)}")
+        if self._complex and hx.dtype != self._state_dtype:
+            raise TypeError(f"{name}: `hx` must be of dtype {self._state_dtype}, got {hx.dtype}")
 
     def _time_first(self, input, state, reset) -> TimeFirst:
-        name = type(self).__name__
+        name = type_before_parametrizations(self).__name__
         batch_sizes = order = None
         packed = isinstance(input, PackedSequence)
         x = input.data if packed else input
@@ -64,20 +106,20 @@ class Layers(Unquantized):
         unbatched = not packed and x.dim() == 2
         if packed:
             _, batch_sizes, order, _ = input
-            steps, batch = batch_sizes.shape[0], int(batch_sizes[0])
+            batch = int(batch_sizes[0])
         else:
             x = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x
-            steps, batch = x.shape[:2]
-        if state is not None:
-            self._check_state(state, None if unbatched else batch)
+            batch = x.shape[1]
         if state is None:
             state = self._zeros(x, batch)
-        elif unbatched:
-            state = _each(state, lambda part: part.unsqueeze(self._batch_dim))
-        elif order is not None:
-            state = _each(state, lambda part: part.index_select(self._batch_dim, order))
+        else:
+            self._check_state(state, None if unbatched else batch)
+            if unbatched:
+                state = _each(state, lambda part: part.unsqueeze(self._batch_dim))
+            elif order is not None:
+                state = _each(state, lambda part: part.index_select(self._batch_dim, order))
         if reset is not None:
-            reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
+            reset = reset_in_order(self, reset, input)
         return TimeFirst(x, state, batch_sizes, reset)
 
     def _returned(self, input, rows: Tensor) -> Tensor | PackedSequence:
@@ -97,9 +139,7 @@ class Layers(Unquantized):
         return _each(state, lambda part: part.squeeze(self._batch_dim).clone())  # a view could not be detached in place
 
     def extra_repr(self) -> str:
-        given = {name: getattr(self, name, plain) for name, plain in self._plain.items()}
-        shown = (f", {name}={value}" for name, value in given.items() if value != self._plain[name])
-        return f"{self.input_size}, {self.hidden_size}" + "".join(shown)
+        return f"{self.input_size}, {self.hidden_size}{shown(self, self._plain)}"
 
 
 class SingleLayer(Layers):
@@ -107,24 +147,9 @@ class SingleLayer(Layers):
 
     _operator: Callable  # a function of rnnkern.ops that returns (output, state)
 
-    @property
-    def _state_size(self) -> int:
-        return self.hidden_size
-
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
         """Arguments of the operator, with time first and in the order of the packed rows."""
         raise NotImplementedError
-
-    def _check_state(self, state: tuple[Tensor], batch: int | None) -> None:
-        """Checks the shape of ``hx``, (B, H) or without a batch (H,)."""
-        wanted = (self._state_size,) if batch is None else (batch, self._state_size)
-        if not isinstance(state[0], Tensor):
-            raise TypeError(
-                f"{type(self).__name__}: `hx` must be a Tensor, a tuple of them, or a state that the layer returned "
-                f"(of some sequences only: `state.select_batch(index)`), got {type(state[0]).__name__} in a tuple"
-            )
-        if tuple(state[0].shape) != wanted:
-            raise ValueError(f"{type(self).__name__}: `hx` must be {wanted}, got {tuple(state[0].shape)}")
 
     @torch.no_grad()
     def _choose(self, input: Tensor | PackedSequence, hx: Any = None, reset: Tensor | None = None) -> list[Choice]:
@@ -132,6 +157,52 @@ class SingleLayer(Layers):
         no recurrence."""
         args, options = self._call(input, hx, reset)
         return [self._operator._choose(*args, **options)]
+
+
+class Attending(SingleLayer):
+    """A layer that wraps one operator whose state is a named tuple of tensors."""
+
+    weight_ih_l0: Tensor
+    _operator: Callable  # with return_memory=True it also returns what each step attended to
+    _states: int  # number of tensors in an initial state
+
+    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
+        return super()._zeros(x, batch) + (x.new_zeros(batch, self.hidden_size),) * (self._states - 1)
+
+    def _check_state(self, state: tuple[Any, ...], batch: int | None) -> None:
+        if not isinstance(state[0], Tensor):
+            raise TypeError(
+                f"{type(self).__name__}: `hx` must be a Tensor, a tuple of them, or a state that the layer returned "
+                f"(of some sequences only: `state.select_batch(index)`), got {type(state[0]).__name__} in a tuple"
+            )
+        super()._check_state(state, batch)
+
+    def _run(self, input, hx, reset, unknown) -> tuple[Any, Any]:
+        if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
+            return refuse_or_trace(self, unknown, input, hx, reset)
+        args, options = self._call(input, hx, reset)
+        output, state = self._operator(*args, **options)
+        return self._returned(input, output), self._returned_state(input, state)
+
+    @torch.no_grad()
+    def _attended(self, input, hx, reset) -> Any:
+        args, options = self._call(input, hx, reset)
+        _, _, memory = self._operator(*args, **options, return_memory=True)
+        return type(memory)(*(self._returned(input, each) for each in memory))
+
+
+def state_like(state: Any, u: Tensor) -> Any:
+    """An initial state, cast to the dtype of ``u``; a state that an earlier call returned, unchanged."""
+    return state if hasattr(state, "_fields") else tuple(part.to(u.dtype) for part in state)
+
+
+def without_layers(hx: Any, input: Tensor | PackedSequence) -> Any:
+    """Turns an initial state in the layout of torch.nn, (1, B, H), into that of the operators, (B, H)."""
+    if hx is None or hasattr(hx, "_fields"):
+        return hx
+    rank = 1 if isinstance(input, Tensor) and input.dim() == 2 else 2
+    parts = (hx,) if isinstance(hx, Tensor) else hx
+    return tuple(part.squeeze(0) if isinstance(part, Tensor) and part.dim() > rank else part for part in parts)
 
 
 def _each(state: Any, change: Callable) -> Any:

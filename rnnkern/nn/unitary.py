@@ -1,4 +1,4 @@
-"""Complex Elman networks whose recurrent weight stays unitary."""
+"""UnitaryRNN is a complex Elman network whose recurrent weight stays unitary."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Never
@@ -13,10 +13,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import refuse_or_trace
+from rnnkern.nn.ecosystem import refuse_or_trace, said_per_layer
+from rnnkern.nn.eurnn import layers_inside, said_inside
 from rnnkern.nn.options import with_options
-from rnnkern.nn.recurrent import TimeFirst, reset_of_directions, said_per_layer
-from rnnkern.nn.rotations import layers_inside, said_inside
+from rnnkern.nn.recurrent import TimeFirst, reset_of_directions
 from rnnkern.nn.single import Layers
 from rnnkern.ops import Choice, givens_recurrence, recurrence
 
@@ -75,7 +75,7 @@ class UnitaryRNN(Layers):
     (torch.Size([4, 3, 40]), torch.Size([1, 3, 20]), torch.complex64)
     """
 
-    _batch_dim = 1
+    _batch_dim, _complex = 1, True
     fused: bool | None = None
     _plain: ClassVar = {"num_layers": 1, "unitary_map": "fourier", "batch_first": False, "bidirectional": False}
 
@@ -87,7 +87,7 @@ class UnitaryRNN(Layers):
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
-        super().__init__(sizes, {}, {"unitary_map": (unitary_map, MAPS)})
+        super().__init__(sizes, {"unitary_map": (unitary_map, MAPS)})
         if not (fused is None or isinstance(fused, bool)):
             raise TypeError(f"UnitaryRNN: `fused` must be True, False or None, got {fused!r}")
         for name, value in {"rotation_layers": rotation_layers, "style": style, "fused": fused}.items():
@@ -135,13 +135,9 @@ class UnitaryRNN(Layers):
         """Runs the layers over a sequence.
 
         Args:
-            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a :class:`~torch.nn.utils.rnn.PackedSequence`.
-                It is real and has the dtype of the parameters. T may be 0.
+            input, reset: as in :meth:`rnnkern.nn.RNN.forward`; the input is real.
             hx: h_0, complex, of shape (num_layers * directions, B, H), without B for unbatched input, in the caller's
                 batch order. None means zeros.
-            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
-                unbatched input; in the caller's batch order. True starts a new episode at step t: no state is carried
-                from t-1 to t, nor from t to t-1 in the reverse direction.
 
         Returns:
             The output, shaped like ``input`` with directions * 2*H columns, and h_n, shaped like ``hx``. Under autocast
@@ -200,16 +196,5 @@ class UnitaryRNN(Layers):
     def _projection(self, x: Tensor, W: Tensor) -> Tensor:
         return torch.view_as_complex(F.linear(x, W).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
 
-    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
-        rows = self.num_layers * len(self._directions)
-        return (torch.view_as_complex(x.new_zeros(rows, batch, self.hidden_size, 2, dtype=self._dtype)),)
-
-    def _check_state(self, state: tuple[Any], batch: int | None) -> None:
-        hx, dtype = state[0], torch.promote_types(self._dtype, torch.complex64)
-        if not isinstance(hx, Tensor):
-            raise TypeError(f"UnitaryRNN: `hx` must be a tensor, got {type(hx).__name__}")
-        wanted = (self.num_layers * len(self._directions), *(() if batch is None else (batch,)), self.hidden_size)
-        if tuple(hx.shape) != wanted:
-            raise ValueError(f"UnitaryRNN: `hx` must be {wanted}, got {tuple(hx.shape)}")
-        if hx.dtype != dtype:
-            raise TypeError(f"UnitaryRNN: `hx` must be of dtype {dtype}, got {hx.dtype}")
+    def _state_shape(self, batch: int | None) -> tuple[int, ...]:
+        return (self.num_layers * len(self._directions), *super()._state_shape(batch))
