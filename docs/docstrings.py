@@ -15,10 +15,12 @@ EXAMPLE = re.compile(r"^>>> ", re.M)
 
 
 class Sphinx(griffe.Extension):
-    """Passes every docstring through :func:`markdown`."""
+    """Passes every docstring through :func:`markdown`, and drops those of modules."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        if obj.docstring:
+        if obj.is_module:
+            obj.docstring = None  # for readers of the source
+        elif obj.docstring:
             obj.docstring.value = markdown(obj.docstring.value)
 
 

@@ -28,7 +28,7 @@ PRODUCTS = {
     "schur_weight": {"forward": 2, "forward+backward": 6},
 }
 """Number of N x N products of the scheme of degree 8 and of its backward pass, and of the formula and its gradients
-(docs/orthogonal.md)."""
+(docs/developers/orthogonal.md)."""
 
 GPU_SHAPES = ((256, 32, 32), (64, 64), (128, 128), (256, 256), (512, 512), (1024, 1024))
 SHAPES = ((128, 128), (256, 256), (512, 512), (1024, 1024), (256, 32, 32))

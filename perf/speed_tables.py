@@ -311,11 +311,5 @@ TABLES: dict[str, dict[str, Speed]] = {
         ),
         "operators": Speed(of_operators, operators, f"Speed-up over the peer. {LOSSES}"),
     },
-    "docs/relevancy.md": {
-        "speed": Speed(
-            functools.partial(where, op="relevancy_recurrence"), operators,
-            f"Speed-up over the peer; the input projection is not timed. {LOSSES}",
-        ),
-    },
 }  # fmt: skip
 """Speed tables, by page and by name of the mark."""

@@ -1,6 +1,6 @@
 // The primitives: everything that a CUDA kernel of this package may use besides C++ and the cells. One implementation
 // is in PTX (device/cuda.h), the other runs on the host (interpreter/primitives.h); kernels compile with both.
-// docs/kernels.md explains how to write and test a kernel.
+// docs/developers/kernels.md explains how to write and test a kernel.
 //
 //   thread() block() blocks() lane() warp()            ids of a one-dimensional launch; a warp has 32 lanes
 //   has_clusters cluster_rank() cluster_size()         whether clusters exist; of this block in its cluster

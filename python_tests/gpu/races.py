@@ -1,5 +1,5 @@
-"""Kernels on the interpreter under the thread sanitizer, which reports accesses that nothing orders. docs/kernels.md
-says what it sees."""
+"""Kernels on the interpreter under the thread sanitizer, which reports accesses that nothing orders.
+docs/developers/races.md says what it sees."""
 
 import re
 import subprocess

@@ -1,5 +1,5 @@
-"""docs/kernels.md and docs/developers/races.md: the commands run their kernels, and the printed reports are those of
-the interpreter and of the thread sanitizer."""
+"""docs/developers/kernels.md and races.md: the commands run their kernels, and the printed reports are those of the
+interpreter and of the thread sanitizer."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from python_tests.gpu import builder
 
-PAGE = (builder.ROOT / "docs" / "kernels.md").read_text()
+PAGE = (builder.ROOT / "docs" / "developers" / "kernels.md").read_text()
 RACES = (builder.ROOT / "docs" / "developers" / "races.md").read_text()
 pytestmark = [
     pytest.mark.skipif(shutil.which(builder.compiler()[0]) is None, reason="no C++ compiler"),
