@@ -5,7 +5,6 @@ from rnnkern.ops._orthogonal.givens import givens_product
 from rnnkern.ops._orthogonal.givens_recurrence import givens_recurrence
 from rnnkern.ops._orthogonal.householder import householder_product
 from rnnkern.ops._orthogonal.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
-from rnnkern.ops._recurrence.pair import recurrence_bidirectional, recurrence_stacked
 from rnnkern.ops._recurrence.recurrence import recurrence
 from rnnkern.ops._recurrence.recurrence_tangent import recurrence_tangent
 from rnnkern.ops._relational.binding_recurrence import binding_recurrence
@@ -21,6 +20,6 @@ from rnnkern.reference import Tangents
 __all__ = [
     "Choice", "RelevancyMemory", "RelevancyState", "SABMemory", "SABState", "Tangents", "binding_recurrence", "cayley",
     "explain", "gather_attention", "givens_product", "givens_recurrence", "householder_product", "linear_scan",
-    "moment_filter", "project_orthogonal", "recurrence", "recurrence_bidirectional", "recurrence_stacked",
-    "recurrence_tangent", "relevancy_recurrence", "sab_recurrence", "schur_weight", "similarity", "skew_exp", "use",
+    "moment_filter", "project_orthogonal", "recurrence", "recurrence_tangent", "relevancy_recurrence", "sab_recurrence",
+    "schur_weight", "similarity", "skew_exp", "use",
 ]  # fmt: skip
