@@ -7,9 +7,9 @@ from torch._subclasses import FakeTensorMode
 from torch.func import grad, jvp, vmap
 
 from python_tests.samples import assert_same_bits, check_recurrence, outputs_and_gradients, recurrence_sample, takes
-from rnnkern import cells, reference
+from rnnkern import cells, reference, use
 from rnnkern._extension import PerformanceWarning
-from rnnkern.ops import explain, recurrence, recurrence_tangent, slow_path, use
+from rnnkern.ops import explain, recurrence, recurrence_tangent, slow_path
 from rnnkern.ops._recurrence.facts import KERNEL_CELLS, saved_by
 
 F64 = torch.float64

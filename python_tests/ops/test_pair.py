@@ -14,7 +14,8 @@ import rnnkern
 from python_tests.samples import changed, covering_rows, recurrence_sample
 from python_tests.samples.agreement import wide
 from python_tests.samples.recorded import opcheck, recorded
-from rnnkern.ops import recurrence, use
+from rnnkern import use
+from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.pair import both
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.testing import assert_close, saved_bytes

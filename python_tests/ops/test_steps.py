@@ -17,8 +17,8 @@ from python_tests.samples import (
     recurrence_sample,
     takes,
 )
-from rnnkern import reference
-from rnnkern.ops import explain, recurrence, use
+from rnnkern import reference, use
+from rnnkern.ops import explain, recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.testing import peak_bytes
 

@@ -12,8 +12,9 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern.nn import autocast
 from rnnkern.nn.attending import Attending, state_like, without_layers
 from rnnkern.nn.options import with_options
-from rnnkern.ops import SABMemory, SABState, sab_recurrence
+from rnnkern.ops import SABState, sab_recurrence
 from rnnkern.ops._relevancy.sab import ALIGNMENTS
+from rnnkern.reference import SABMemory
 
 
 @with_options

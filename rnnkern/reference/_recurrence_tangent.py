@@ -12,21 +12,14 @@ from rnnkern.reference._recurrence import cell_of, product_of
 
 
 class Tangents(NamedTuple):
-    """The results of :func:`rnnkern.ops.recurrence_tangent`."""
+    """The results of :func:`rnnkern.ops.recurrence_tangent`, which describes them."""
 
     h: Tensor
-    """(T, B, H): the output of every step."""
     state: tuple[Tensor, ...]
-    """Tensors (B, H): the final state."""
     h_tangent: Tensor
-    """(S, T, B, H): the tangents of h at every step; (0,) unless ``sequence``."""
     tangents: tuple[Tensor, ...]
-    """Tensors (S, B, H): the tangents of the final state."""
     log_r: Tensor
-    """(ceil(T / every), B, S), float64: the logarithms of the lengths that each orthonormalization removed; (0,) if
-    ``every`` is 0."""
     lost: Tensor
-    """(B, S), int64: how often a tangent was linearly dependent on the previous ones."""
 
 
 def recurrence_tangent(

@@ -45,13 +45,10 @@ class RelevancyState(NamedTuple):
 
 
 class RelevancyMemory(NamedTuple):
-    """What each step attended to: K = L + ``relevant_size`` slots, first those of the buffer, then those of the
-    relevant set."""
+    """What each step attended to, as in :func:`rnnkern.ops.relevancy_recurrence`; no gradient flows through it."""
 
     weights: Tensor
-    """(T, B, K), or packed: alpha, averaged over the heads, 0 for an empty slot. No gradient flows through it."""
     ids: Tensor
-    """(T, B, K), or packed, int64: the event in each slot, -1 for none."""
 
 
 def empty_state(state: Sequence[Tensor], relevant_size: int, hidden: int | None = None) -> RelevancyState:

@@ -36,12 +36,10 @@ class SABState(NamedTuple):
 
 
 class SABMemory(NamedTuple):
-    """What each step attended to; no gradient flows through it."""
+    """What each step attended to, as in :func:`rnnkern.ops.sab_recurrence`; no gradient flows through it."""
 
     weights: Tensor
-    """(T, B, k), or packed: the weights, largest score first once there are more than k memories; 0 for none."""
     slots: Tensor
-    """(T, B, k), or packed, int32: the slot of each memory, -1 for none."""
 
 
 def begin_sab(h0: Tensor, c0: Tensor) -> SABState:

@@ -206,10 +206,12 @@ def relevancy_recurrence(
     Returns:
         h, shaped like ``u`` with H columns; the final :class:`RelevancyState`, whose ``ids`` (B, ``relevant_size``) are
         the time indices of the events in the relevant set, -1 for an empty slot, and whose ``scores`` are their final
-        scores; and with ``return_memory`` the :class:`RelevancyMemory`. Gradients flow from h and from the state's
-        ``s``, ``c``, ``buffer`` and ``relevant`` to ``u``, ``R``, ``attention_weights``, ``params``, ``relevance`` and
-        the same parts of ``state``. On CUDA, ``combine="concat"``, several heads and the gradient of ``relevance`` have
-        no kernel; the reference runs instead.
+        scores; and with ``return_memory`` a named tuple of ``weights`` and int64 ``ids``, both (T, B, K), or packed,
+        over the K slots of the buffer and then of the relevant set: alpha, averaged over the heads, 0 for an empty
+        slot, and the event in the slot, -1 for none. Gradients flow from h and from the state's ``s``, ``c``,
+        ``buffer`` and ``relevant`` to ``u``, ``R``, ``attention_weights``, ``params``, ``relevance`` and the same parts
+        of ``state``. On CUDA, ``combine="concat"``, several heads and the gradient of ``relevance`` have no kernel; the
+        reference runs instead.
 
     Raises:
         ValueError: a shape or an option is wrong, or :func:`rnnkern.use` forces an implementation that cannot run the

@@ -145,9 +145,10 @@ def sab_recurrence(
 
     Returns:
         :math:`[h_t; a_t]`, shaped like ``u`` with 2*H columns, where :math:`a_t` is the attention context; the final
-        :class:`SABState`; and with ``return_memory`` the :class:`SABMemory`. Gradients flow from the first result and
-        from the state's ``h``, ``c`` and ``memory`` to ``u``, ``R``, ``bias``, ``attention_weights`` and the same parts
-        of ``state``.
+        :class:`SABState`; and with ``return_memory`` a named tuple of the ``weights`` (T, B, k), or packed, largest
+        score first once there are more than k memories, 0 for none, and the int32 ``slots`` of their memories, shaped
+        alike, -1 for none. Gradients flow from the first result and from the state's ``h``, ``c`` and ``memory`` to
+        ``u``, ``R``, ``bias``, ``attention_weights`` and the same parts of ``state``.
 
     Raises:
         ValueError: a shape or an option is wrong, or :func:`rnnkern.use` forces an implementation that cannot run the
