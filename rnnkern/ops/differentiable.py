@@ -46,6 +46,7 @@ def differentiable(
     kept: Sequence[int] = (),
     pooled: bool = False,
     optional: Sequence[int] = (),
+    stands_for: int | None = None,
     backward_arguments: Callable[..., Sequence[Any]] = lambda grads, saved, needs: (*grads, *saved, *needs),
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Returns the operator ``rnnkern::name`` with derivatives by ``rnnkern::name_backward``. An argument may be a list
@@ -67,6 +68,8 @@ def differentiable(
         pooled: whether these are in pooled memory, see :func:`rnnkern.ops.transforms.can_hand_out`.
         optional: indices of the ``args`` whose gradients the backward operator can leave out. As its last arguments it
             takes one bool for each of them, whether the gradient is needed.
+        stands_for: index of the arg that the first output stands for in second derivatives, if any: what that output
+            receives as a gradient is added to that of the arg, and is not in ``grads``.
         backward_arguments: function of (grads, saved, needs) that returns the arguments of the backward operator; by
             default the three lists in this order. ``needs`` are the bools of ``optional``.
 
@@ -120,9 +123,12 @@ def differentiable(
             grads = [*grads[:results], *[None] * (results - len(grads))]
             needed = ctx.needs_input_grad[2:]
             all_grads = [None] * len(needed)
+            places = None if _has_no_lists(ctx.spec) else _places(ctx.spec)
+            if stands_for is not None:
+                of_stand_in, *grads = grads
+                all_grads[places[stands_for].start] = of_stand_in
             if all(grad is None for grad in grads):
                 return None, None, *all_grads
-            places = None if _has_no_lists(ctx.spec) else _places(ctx.spec)
             needs = [needed[k if places is None else places[k].start] for k in optional]
             args = backward_arguments(grads, _nested(*_kept(ctx)), needs)
             if transformed():
@@ -133,7 +139,7 @@ def differentiable(
             indices = gradients if places is None else [n for k in gradients for n in places[k]]
             for n, grad in zip(indices, found, strict=False):
                 if needed[n]:
-                    all_grads[n] = grad
+                    all_grads[n] = grad if all_grads[n] is None else grad + all_grads[n]
             return None, None, *all_grads
 
         @staticmethod

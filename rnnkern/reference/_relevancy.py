@@ -88,7 +88,7 @@ class _Event:
 
     def __init__(self, h: Tensor, id: int, score: Tensor):
         self.h, self.id, self.score = h, id, score.detach()
-        self.through = score - score.detach() if score.requires_grad else torch.zeros_like(score)
+        self.through = torch.where(score.isfinite(), score - score.detach(), 0)
 
 
 def relevancy_recurrence(
