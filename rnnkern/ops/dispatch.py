@@ -92,6 +92,11 @@ def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
     return Choice(implementation, f"forced by use({implementation!r})")
 
 
+def autocasts(device: str) -> bool:
+    """Whether autocast is enabled on a type of device; False for meta tensors, of which autocast knows nothing."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
 def cpu_refusal(x: Tensor, why: str | None = None) -> str | None:
     """The reason why the CPU kernels cannot run a call with tensors like ``x``, or None. ``why`` is a reason of the
     operator itself."""

@@ -9,12 +9,11 @@ from torch import Tensor
 from rnnkern import reference
 from rnnkern.ops._orthogonal import schur, triton  # noqa: F401  (one registers kernels)
 from rnnkern.ops._orthogonal import skew_exp as skew_exponential
-from rnnkern.ops.checks import check_like, check_square
-from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
+from rnnkern.ops.checks import FLOATS, check_choice, check_like, check_square
+from rnnkern.ops.dispatch import Choice, autocasts, choose, cpu_refusal, operator
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
-REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-DTYPES = (*REAL, torch.complex64, torch.complex128)
+DTYPES = (*FLOATS, torch.complex64, torch.complex128)
 FORMS = ("exp", "expm1")
 
 LEAST_IN_FLOAT32 = {"cpu": 9}
@@ -28,7 +27,7 @@ def without_autocast(function: Callable) -> Callable:
     @functools.wraps(function)
     def call(*args, **kwargs):
         x = next((y for y in (*args, *kwargs.values()) if isinstance(y, Tensor)), None)
-        if x is None or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        if x is None or not autocasts(x.device.type):
             return function(*args, **kwargs)
         with torch.autocast(x.device.type, enabled=False):
             return function(*args, **kwargs)
@@ -38,8 +37,7 @@ def without_autocast(function: Callable) -> Callable:
 
 def _check_skew_exp(A: Tensor, form: str) -> None:
     check_square("skew_exp", "A", A, DTYPES)
-    if form not in FORMS:
-        raise ValueError(f"skew_exp: `form` must be one of {FORMS}, got {form!r}")
+    check_choice("skew_exp", "form", form, FORMS)
 
 
 def _choose_skew_exp(A: Tensor) -> Choice:
@@ -137,7 +135,7 @@ def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
 
 
 def _check_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> None:
-    check_square("schur_weight", "P", P, REAL)
+    check_square("schur_weight", "P", P, FLOATS)
     size, batch = P.shape[-1], tuple(P.shape[:-2])
     wanted = {
         "theta": (theta, "(..., N // 2)", (*batch, size // 2)),

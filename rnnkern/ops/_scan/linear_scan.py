@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rnnkern import reference
 from rnnkern.ops._scan import scan_triton  # noqa: F401  (registers kernels)
-from rnnkern.ops.checks import check_dtype, check_like, check_rows, first_batch, shape_of
+from rnnkern.ops.checks import FLOATS, check_dtype, check_flags, check_like, check_rows, first_batch, shape_of
 from rnnkern.ops.differentiable import differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import over_channels
@@ -13,9 +13,8 @@ from rnnkern.ops.transforms import check_lengths_are_there
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
 OP = "linear_scan"
-HALVES = (torch.bfloat16, torch.float16)
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-DTYPES = (*COMPLEX, *HALVES, *COMPLEX.values())
+DTYPES = (*FLOATS, *COMPLEX.values())
 
 
 def _check(a, x, state, batch_sizes, reset, reverse, return_sequence) -> None:
@@ -23,12 +22,10 @@ def _check(a, x, state, batch_sizes, reset, reverse, return_sequence) -> None:
         check_dtype(OP, name, given, DTYPES)
     dtype = _promoted(a, x)
     check_like(OP, "a", a, "x", x, a.dtype if dtype is not None else None)
-    for name, flag in (("reverse", reverse), ("return_sequence", return_sequence)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"{OP}: `{name}` must be a bool, got {flag!r}")
+    check_flags(OP, reverse=reverse, return_sequence=return_sequence)
     if state is not None:
         check_like(OP, "state", state, "x", x, dtype)
-    check_rows(OP, "x", x, {"state": state}, batch_sizes, reset)
+    check_rows(OP, "x", x, {"state": state}, batch_sizes, reset, DTYPES)
     channels = x.shape[-1]
     if tuple(a.shape) != (channels,):
         sizes = zip(a.shape, x.shape, strict=False)
@@ -107,7 +104,7 @@ def linear_scan(
     if state is None and batch_sizes is not None:
         state = x.new_zeros(first_batch(batch_sizes), x.shape[-1], dtype=dtype)
     implementation = _choose(x).implementation
-    arithmetic = torch.float32 if dtype in HALVES and implementation != "triton" else dtype
+    arithmetic = dtype if implementation == "triton" else torch.promote_types(dtype, torch.float32)
     a, x, state = (None if y is None else y.to(arithmetic) for y in (a, x, state))
     a = a if a.dim() == 1 else a.expand(x.shape)
     if implementation == "reference":
