@@ -18,7 +18,7 @@ from python_tests.samples import (
 from rnnkern import _compiler, _precompile, ops
 from rnnkern.ops import explain
 from rnnkern.ops._recurrence.autograd import KERNEL_CELLS
-from rnnkern.ops.programs import collecting
+from rnnkern.ops.dispatch import collecting
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 pytestmark = pytest.mark.skipif(bool(standin.missing()), reason=standin.missing())

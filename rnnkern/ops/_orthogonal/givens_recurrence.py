@@ -10,9 +10,8 @@ from rnnkern.ops._orthogonal.orthogonal import without_autocast
 from rnnkern.ops._recurrence.complex import of_parts, state_in_parts
 from rnnkern.ops.checks import check_choice, check_dtype, check_flags, check_input, check_like, check_shape, check_steps
 from rnnkern.ops.differentiable import differentiable
-from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator, told
 from rnnkern.ops.folds import one_by_one, over_sequences
-from rnnkern.ops.programs import told
 from rnnkern.ops.transforms import check_lengths_are_there
 
 OP = "givens_recurrence"

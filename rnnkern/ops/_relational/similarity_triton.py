@@ -7,19 +7,14 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
-from rnnkern.ops.triton_launch import OPTIONS, block_of
+from rnnkern.ops.triton_launch import OPTIONS, block_of, kernels_of
 
 MOST = 128
 """Largest number of objects: the tile of all pairs stays in registers."""
 TILE = 2048
 """Number of values in a block of features of all objects."""
 
-
-def kernels():
-    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
-    from rnnkern.triton import similarity
-
-    return similarity
+kernels = kernels_of("similarity")
 
 
 def refusal(objects: int) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
-from rnnkern.ops.triton_launch import OPTIONS, block_of
+from rnnkern.ops.triton_launch import OPTIONS, block_of, kernels_of
 
 TILE = 2048
 """Number of key values that a program holds at once."""
@@ -18,12 +18,7 @@ ROWS = 4
 PIECE = 64
 """Number of pairs of a memory that one program sums."""
 
-
-def kernels():
-    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
-    from rnnkern.triton import gather_attention
-
-    return gather_attention
+kernels = kernels_of("gather_attention")
 
 
 def _blocks(hidden: int, count: int) -> tuple[int, int]:

@@ -8,8 +8,7 @@ from torch import Tensor
 from rnnkern import reference
 from rnnkern.ops._relevancy import autograd as relevancy_autograd
 from rnnkern.ops.checks import check_choice, check_flags, check_group, check_input, check_like, check_shape, check_steps
-from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator
-from rnnkern.ops.programs import told
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator, told
 from rnnkern.reference import CELLS, RelevancyMemory, RelevancyState
 from rnnkern.reference._relevancy import FACTORS, RELEVANCY_CELLS
 

@@ -9,19 +9,14 @@ from torch import Tensor
 
 from rnnkern import _extension
 from rnnkern.ops._scan.scan_triton import offsets_of
-from rnnkern.ops.triton_launch import OPTIONS, block_of
+from rnnkern.ops.triton_launch import OPTIONS, block_of, kernels_of
 
 BLOCK = 64
 """Number of columns per program."""
 STEPS = 16
 """Number of steps in a tile if no states are saved; otherwise it is the distance between saved states."""
 
-
-def kernels():
-    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
-    from rnnkern.triton import moment_filter
-
-    return moment_filter
+kernels = kernels_of("moment_filter")
 
 
 class _Call:

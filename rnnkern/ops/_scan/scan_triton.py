@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rnnkern import _extension
 from rnnkern._torch_private import is_fake
-from rnnkern.ops.triton_launch import OPTIONS, block_of
+from rnnkern.ops.triton_launch import OPTIONS, block_of, kernels_of
 
 BLOCK = 128
 """Number of columns per program; twice as many for 16-bit dtypes, because prefetching copies move 32 bits per
@@ -33,11 +33,7 @@ class Plan(NamedTuple):
     chunks: int
 
 
-def kernels():
-    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
-    from rnnkern.triton import linear_scan
-
-    return linear_scan
+kernels = kernels_of("linear_scan")
 
 
 def plan(columns: int, steps: int, bytes_of_real: int) -> Plan:
