@@ -1,5 +1,4 @@
-"""The Triton kernels of skew_exp on CPU tensors. test_skew_exp.py runs this file with
-TRITON_INTERPRET=1."""
+"""The Triton kernels of skew_exp on CPU tensors; test_skew_exp.py runs this file with TRITON_INTERPRET=1."""
 
 import pytest
 import torch

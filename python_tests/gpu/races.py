@@ -1,5 +1,6 @@
-"""Kernels on the interpreter under the thread sanitizer, which reports accesses that nothing orders. docs/kernels.md
-says what it sees."""
+"""Runs kernels on the interpreter under the thread sanitizer, which reports accesses that nothing orders.
+
+docs/kernels.md says what it sees."""
 
 import re
 import subprocess

@@ -1,5 +1,4 @@
-"""CUDA kernels of givens_recurrence against the reference: values, gradients, all kinds of calls, and calls that no
-kernel supports."""
+"""CUDA kernels of givens_recurrence against the reference: values, gradients, calls of all kinds and unsupported ones."""
 
 import pytest
 import torch

@@ -1,5 +1,6 @@
-"""precompile compiles exactly the kernels that a call launches, forward and backward: calls run on a stand-in for the
-driver, with every kernel replaced by an empty one."""
+"""precompile compiles exactly the kernels that a call launches, forward and backward.
+
+Calls run on a stand-in for the driver, with every kernel replaced by an empty one."""
 
 import contextlib
 

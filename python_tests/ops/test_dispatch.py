@@ -1,5 +1,4 @@
-"""Choice of the implementation of the recurrence, over its cells and options: the result of `explain` is compared with
-counters of kernels that ran."""
+"""The implementation that `explain` names for the recurrence is the one that runs, over its cells and options."""
 
 import json
 import threading

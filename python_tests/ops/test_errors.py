@@ -1,5 +1,7 @@
-"""Errors name the operator, the argument and what came, over the table of operators: first each tensor and each flag by
-the same rules, then what only some operators refuse. Those of the recurrence are in test_checks.py."""
+"""Errors name the operator, the argument and what came, over the table of operators.
+
+Each tensor and each flag follows the same rules; then comes what only some operators refuse. Errors of the recurrence
+are in test_checks.py."""
 
 import math
 

@@ -1,5 +1,4 @@
-"""FLOPs of each operator, forward and backward: those of the reference where it computes the same products, of
-scaled_dot_product_attention, or counted by hand."""
+"""FLOPs of each operator, forward and backward: the reference's, those of PyTorch's own attention, or counted by hand."""
 
 from collections import Counter
 

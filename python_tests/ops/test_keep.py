@@ -1,5 +1,6 @@
-"""What `keep`, the weight of the old state at each step, promises besides the tables of the recurrence, which have it
-among their options: for every cell, its two ends to the bit; its errors; and calls that no table has."""
+"""What `keep`, the weight of the old state, promises besides the tables of the recurrence, which have it as an option.
+
+For every cell its two ends to the bit; its errors; and calls that no table has."""
 
 import pytest
 import torch

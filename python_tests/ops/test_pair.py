@@ -1,5 +1,4 @@
-"""Both directions, or two layers, in one call equal two calls, over a covering array of cells and options: bits and
-derivatives; and the conditions for one call."""
+"""Both directions, or two layers, in one call equal two calls, over a covering array: bits, derivatives, conditions."""
 
 import json
 from collections import Counter

@@ -1,5 +1,6 @@
-"""Random calls agree with the reference, over the table of operators: sizes, options, layouts, SIMD levels and threads
-drawn by Hypothesis. Those of the recurrence are in test_properties.py."""
+"""Calls drawn by Hypothesis agree with the reference: sizes, options, layouts, SIMD levels and threads.
+
+Those of the recurrence are in test_properties.py."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""recurrence(steps=...), one input for all steps, over the cells and options of the recurrence's table: against the
-reference with the input repeated."""
+"""recurrence(steps=...), one input for all steps, against the reference with the input repeated, over its table."""
 
 import functools
 

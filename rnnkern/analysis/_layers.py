@@ -10,7 +10,7 @@ from torch.nn import Module, RNNBase
 
 from rnnkern.analysis._samples import cell_of_module
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
+from rnnkern.ops._recurrence.recurrence_tangent import recurrence_adjoint
 from rnnkern.reference._recurrence import cell_of
 
 DTYPES = (torch.float32, torch.float64)

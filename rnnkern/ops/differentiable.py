@@ -1,5 +1,4 @@
-"""Makes an operator differentiable from one description, instead of two hand-written autograd Functions and their
-rules.
+"""Makes an operator differentiable from one description, instead of two hand-written autograd Functions with rules.
 
 One autograd.Function wraps the operator and another wraps its backward operator, because the transforms of torch.func
 ignore ``register_autograd``. Second derivatives differentiate the backward pass in plain PyTorch.

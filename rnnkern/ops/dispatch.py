@@ -1,5 +1,4 @@
-"""Chooses the implementation of a call: one rule per operator, :func:`explain` to query it, :func:`use` to override it,
-and a warning where a call runs in the slow reference although a kernel could run it."""
+"""Chooses the implementation of a call, explains the choice, and warns where the slow reference runs."""
 
 import inspect
 import json

@@ -1,5 +1,7 @@
-"""Zoneout and recurrent dropout. A random draw is a function of a seed and of its position, so the backward pass and
-every device reproduce it: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")."""
+"""Zoneout and recurrent dropout, whose random draws are functions of a seed and a position.
+
+The backward pass and every device can thus draw the same values: Philox4x32-10 (Salmon et al. 2011, "Parallel random
+numbers: as easy as 1, 2, 3")."""
 
 import torch
 from torch import Tensor

@@ -220,40 +220,20 @@ def product_of(
 
 
 def recurrence(
-    cell: str,
-    u: Tensor,
-    R: Tensor,
-    state: Sequence[Tensor],
-    *,
-    bias: Tensor | None = None,
-    params: Sequence[Tensor] = (),
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    reverse: bool = False,
-    grad_scale: Tensor | None = None,
-    save_gates: bool | None = None,
-    save_u: bool = False,
-    weight_ih: Tensor | None = None,
-    bias_ih: Tensor | None = None,
-    zoneout: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
-    keep: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; here ``save_gates`` and ``save_u`` have no
-    effect."""
-    outputs, final = _outputs(
-        cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
-        grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih, zoneout=zoneout, dropout=dropout, seed=seed,
-        keep=keep,
-    )  # fmt: skip
-    return _joined(outputs, batch_sizes, u, final), final if outputs else tuple(s.clone() for s in final)
+    cell: str, u: Tensor, R: Tensor, state: Sequence[Tensor], *, save_gates: bool | None = None, save_u: bool = False,
+    **options: Any,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`, except ``steps``; here ``save_gates`` and
+    ``save_u`` have no effect."""
+    outputs, final = _outputs(cell, u, R, state, **options)
+    h = _joined(outputs, options.get("batch_sizes"), u, final)
+    return h, final if outputs else tuple(s.clone() for s in final)
 
 
 def _outputs(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset=None, reverse=False, grad_scale=None,
              weight_ih=None, bias_ih=None, zoneout=0.0, dropout=0.0, seed=None,
              keep=None) -> tuple[list[Tensor], tuple[Tensor, ...]]:  # fmt: skip
-    """h of every step, and the final state."""
+    """h of every step, and the final state. The options are those of :func:`rnnkern.ops.recurrence`."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
     step, recurrent = cell_of(cell).step, cell_of(cell).recurrent
@@ -284,7 +264,7 @@ def _outputs(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset
 def recurrence_adjoint(
     gradient: Callable[[Tensor], Tensor], cell: str, u: Tensor, R: Tensor, state: Sequence[Tensor], **options: Any
 ) -> Tensor:
-    """Same arguments and result as :func:`rnnkern.ops._recurrence.adjoint.recurrence_adjoint`."""
+    """Same arguments and result as :func:`rnnkern.ops._recurrence.recurrence_tangent.recurrence_adjoint`."""
     with torch.enable_grad():
         state = [s.detach().requires_grad_() for s in state]  # so that each h is part of a graph
         outputs, _ = _outputs(cell, u, R, state, **options)

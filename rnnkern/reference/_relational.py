@@ -1,5 +1,7 @@
-"""Similarity of a few objects: context normalization (Webb et al. 2020), products of all pairs and a masked softmax
-(Kerg et al. 2022), and the memory of an emergent symbol binding network (Webb et al. 2021)."""
+"""Similarity of a few objects, with context normalization, and the memory of an emergent symbol binding network.
+
+Sources: Webb et al. 2020 (normalization), Kerg et al. 2022 (a masked softmax of the products of all pairs), Webb et
+al. 2021 (the network)."""
 
 from collections.abc import Sequence
 

@@ -9,7 +9,7 @@ from rnnkern.ops.checks import check_choice, check_dtype, check_like, check_shap
 from rnnkern.ops.differentiable import differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import as_batch
-from rnnkern.reference._givens import givens_layers
+from rnnkern.reference._orthogonal import givens_layers
 
 STYLES = ("tunable", "butterfly")
 

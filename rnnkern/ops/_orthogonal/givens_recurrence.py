@@ -1,5 +1,5 @@
-"""A recurrence through layers of rotations: the public function, its checks, its choice of implementation and its
-derivatives. Kernels take complex numbers as alternating real and imaginary parts."""
+"""The recurrence through layers of rotations: its public function, checks, choice of implementation and derivatives.
+Kernels take complex numbers as alternating real and imaginary parts."""
 
 import torch
 from torch import Tensor

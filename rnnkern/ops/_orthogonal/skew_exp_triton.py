@@ -1,4 +1,4 @@
-"""skew_exp on a GPU. The launches do not depend on the values of the matrices, so nothing synchronizes with the device.
+"""Launches the Triton kernels of skew_exp, independently of the values of the matrices: nothing waits for the device.
 
 Up to 64 rows, one Triton program handles a whole matrix. Up to 512 rows, every product of the scheme and of its reverse
 sweep is one launch, which forms the linear combinations to multiply while loading, and adds a third one while storing.

@@ -1,5 +1,4 @@
-"""Derivatives of the recurrence: one autograd.Function for the forward pass, one for the backward pass, and the
-reference for second derivatives."""
+"""Derivatives of the recurrence: the autograd.Functions of its forward and backward pass, and shapes for fake tensors."""
 
 import math
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""Two recurrences in one call, which the CPU kernels can run concurrently: both directions of a layer, or two stacked
-layers."""
+"""Two recurrences in one call, which CPU kernels can run concurrently: both directions of a layer, or two layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,5 +1,6 @@
-"""Second derivatives of the recurrence. The backward pass equals the gradient of the reference, so differentiating the
-latter differentiates the former."""
+"""Second derivatives of the recurrence, which are those of the reference.
+
+The backward pass equals the gradient of the reference, so differentiating the latter differentiates the former."""
 
 from collections.abc import Callable, Sequence
 

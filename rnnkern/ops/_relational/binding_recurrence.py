@@ -1,5 +1,4 @@
-"""The recurrence of an emergent symbol binding network: the public function, its checks and its choice of
-implementation."""
+"""The recurrence of an emergent symbol binding network: the public function and its checks."""
 
 from collections.abc import Sequence
 

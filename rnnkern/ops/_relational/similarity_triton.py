@@ -1,5 +1,6 @@
-"""similarity on a GPU: one Triton program per sample, for at most ``MOST`` objects. Nothing synchronizes with the
-device."""
+"""Launches the Triton kernels of similarity: a program per sample, for at most ``MOST`` objects.
+
+Nothing synchronizes with the device."""
 
 import functools
 

@@ -1,5 +1,4 @@
-"""Derivatives of relevancy_recurrence; second derivatives are those of the reference, which selects the same events
-again."""
+"""Derivatives of relevancy_recurrence, the second ones by the reference, which selects the same events again."""
 
 import torch
 from torch import Tensor

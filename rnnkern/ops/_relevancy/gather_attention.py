@@ -10,7 +10,7 @@ from rnnkern.ops.differentiable import differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import in_first_dimension
 from rnnkern.ops.triton_launch import refusal as triton_refusal
-from rnnkern.reference._gather_attention import ALIGNMENTS
+from rnnkern.reference._relevancy import ALIGNMENTS
 
 OP = "gather_attention"
 

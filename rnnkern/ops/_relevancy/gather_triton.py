@@ -1,5 +1,6 @@
-"""gather_attention on a GPU: one Triton program per query, and in the backward pass also one per piece of the pairs of
-a memory. A pair is a query and a place in its list.
+"""Launches the Triton kernels of gather_attention: a program per query, and backward one per piece of a memory's pairs.
+
+A pair is a query and a place in its list.
 
 Sorting the lists by memory gives the pairs of each memory. Nothing synchronizes with the device: the number of programs
 suffices for any lists.

@@ -1,5 +1,4 @@
-"""Sparse attentive backtracking: the public function, its checks, its choice of implementation and its
-derivatives."""
+"""Sparse attentive backtracking: the public function, its checks, its choice of implementation and its derivatives."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,6 @@
-"""moment_filter on a GPU. A column is one channel of one sequence. Each program takes a block of columns through all
-time steps, a tile of steps at a time.
+"""Launches the Triton kernels of moment_filter: a program takes a block of columns through time, a tile at a time.
+
+A column is one channel of one sequence.
 
 Nothing synchronizes with the device; packed lengths are copied to it from pinned memory.
 """

@@ -1,6 +1,7 @@
-"""linear_scan on a GPU. A column is one channel of one sequence. With many columns, each program takes a block of
-columns through all time steps. With few columns, time is also split into chunks, and one pass over the products of the
-chunks gives the state before each chunk.
+"""Launches the Triton kernels of linear_scan: a program takes a block of columns through time.
+
+A column is one channel of one sequence. With few columns, time is also split into chunks, and one pass over the
+products of the chunks gives the state before each chunk.
 
 Nothing synchronizes with the device; packed lengths are copied to it from pinned memory.
 """
