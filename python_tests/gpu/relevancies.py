@@ -1,4 +1,4 @@
-"""The CUDA kernels of relevancy_recurrence as a function for tests: on a GPU, or on the interpreter with CPU tensors."""
+"""The CUDA kernels of relevancy_recurrence as a function for tests, on a GPU or on the interpreter."""
 
 import sys
 from collections.abc import Iterator

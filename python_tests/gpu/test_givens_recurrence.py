@@ -1,4 +1,4 @@
-"""CUDA kernels of givens_recurrence against the reference: values, gradients, calls of all kinds and unsupported ones."""
+"""CUDA kernels of givens_recurrence against the reference: values, gradients, and calls of all kinds."""
 
 import pytest
 import torch

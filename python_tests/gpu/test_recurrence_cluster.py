@@ -1,4 +1,4 @@
-"""What the recurrence's cluster and grid kernels alone have: tiles, sizes of large layers, and groups that take turns."""
+"""What the recurrence's cluster and grid kernels alone have: tiles, large layers, and groups that take turns."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The recurrence with complex numbers against the complex formula: its options, numbers at zero, and what it refuses."""
+"""The recurrence with complex numbers against the complex formula: options, numbers at zero, and what it refuses."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FLOPs of each operator, forward and backward: the reference's, those of PyTorch's own attention, or counted by hand."""
+"""FLOPs of each operator, forward and backward: the reference's, those of PyTorch's attention, or counted by hand."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Tangents of the recurrence, over its table: the kernel against the reference and the backward pass, and their bits."""
+"""Tangents of the recurrence, over its table: the kernel against the reference and the backward pass; bits."""
 
 import math
 

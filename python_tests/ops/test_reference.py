@@ -1,4 +1,4 @@
-"""The reference, to which all kernels are compared, against scalar equations over all cells; heads, resets, no steps."""
+"""The reference, to which all kernels are compared, against scalar equations over all cells."""
 
 import itertools
 import math

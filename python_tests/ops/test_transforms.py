@@ -1,4 +1,4 @@
-"""torch.func and torch.vmap of the recurrence equal the reference's, over a covering array of transforms and options."""
+"""torch.func and torch.vmap of the recurrence equal the reference's, over a covering array of transforms."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Calls an operator's autograd.Function eagerly, in transforms of torch.func, in forward mode or under torch.compile."""
+"""Calls an operator's autograd.Function: eagerly, in transforms, in forward mode or under torch.compile."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

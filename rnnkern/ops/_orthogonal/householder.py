@@ -1,4 +1,4 @@
-"""Products of Householder reflections: the public function, its kernels in terms of ATen's operators, its derivatives."""
+"""Products of Householder reflections: the public function, its kernels by ATen's operators, and its derivatives."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Derivatives of the recurrence: the autograd.Functions of its forward and backward pass, and shapes for fake tensors."""
+"""Derivatives of the recurrence: the autograd.Functions of its two passes, and the shapes for fake tensors."""
 
 import math
 from collections.abc import Callable
