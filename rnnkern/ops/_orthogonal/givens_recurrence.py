@@ -120,11 +120,7 @@ def givens_recurrence(
         phases: :math:`\phi` of the layers, (L, N // 2), for complex u only; None means zeros.
         diagonal_phases: :math:`\omega`, (N,), for complex u only; None means zeros.
         style: ``"tunable"``, or ``"butterfly"``, for which N must be a power of two.
-        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
-            :class:`torch.nn.utils.rnn.PackedSequence`.
-        reset: bool mask of shape (T, B), also for packed input. True zeroes the state before step t, in processing
-            order.
-        reverse: if True, runs from the last step of each sequence to its first.
+        batch_sizes, reset, reverse: as in :func:`rnnkern.ops.recurrence`.
 
     Returns:
         h, shaped like ``u``, and the final state, (B, N), taken at the last step of each sequence. Gradients flow to

@@ -181,8 +181,7 @@ def relevancy_recurrence(
             e_j the score of event j: it says which events should be attended to more, or less. It counts the steps of
             this call only.
         params: for ``"modrelu"`` the tuple ``(b,)`` with its bias (H,).
-        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of samples that have a step t, as in
-            :class:`torch.nn.utils.rnn.PackedSequence`.
+        batch_sizes: as in :func:`rnnkern.ops.recurrence`.
         reset: bool mask of shape (T, B), also for packed input. True zeroes s and c and empties the memory before step
             t.
         output: ``"h"``, or ``"s"`` to return :math:`s_t` instead, with 2H columns if ``combine`` is "concat".

@@ -123,8 +123,7 @@ def sab_recurrence(
             weights do not depend on :math:`\tilde h_t` once there are more than k memories); or ``"mlp"``, :math:`e_j =
             w \cdot \tanh(W [\tilde h_t; m_j])`, an MLP of both as in the paper.
         bias: (4*H,).
-        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of samples that have a step t, as in
-            :class:`torch.nn.utils.rnn.PackedSequence`.
+        batch_sizes: as in :func:`rnnkern.ops.recurrence`.
         reset: bool mask of shape (T, B), also for packed input. True starts a new sequence at step t: h and c are zero,
             M contains only that h, and the count of steps restarts.
         return_memory: if True, also returns what each step attended to.

@@ -73,11 +73,7 @@ def linear_scan(
             ``x`` may be complex and the other real, with the same precision.
         state: :math:`h_0`, (B, C), with the dtype of the result; None means zeros. Compiled code with ``batch_sizes``
             needs a state, because it cannot read B from ``batch_sizes``.
-        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
-            :class:`torch.nn.utils.rnn.PackedSequence`.
-        reset: bool mask of shape (T, B), also for packed input. True zeroes the state before step t, in processing
-            order.
-        reverse: if True, runs from the last step of each sequence to its first.
+        batch_sizes, reset, reverse: as in :func:`rnnkern.ops.recurrence`.
         return_sequence: False returns None for h, so that only the final state is returned. If no gradients are needed,
             h is then not written to memory.
 

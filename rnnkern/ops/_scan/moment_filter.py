@@ -85,10 +85,7 @@ def moment_filter(
             gradient flows to them.
         beta: decay factor of the second moment, in [0, 1]; None for momentum only.
         eps: :math:`\epsilon`, positive.
-        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
-            :class:`torch.nn.utils.rnn.PackedSequence`.
-        reset: bool mask of shape (T, B), also for packed input. True zeroes v and q before step t, in processing order.
-        reverse: if True, runs from the last step of each sequence to its first.
+        batch_sizes, reset, reverse: as in :func:`rnnkern.ops.recurrence`.
 
     Returns:
         y, shaped like ``u``, and the final state, ``(v,)`` or ``(v, q)``, taken at the last step of each sequence.
