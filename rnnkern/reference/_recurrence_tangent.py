@@ -23,30 +23,14 @@ class Tangents(NamedTuple):
 
 
 def recurrence_tangent(
-    cell: str,
-    u: Tensor,
-    R: Tensor,
-    state: Sequence[Tensor],
-    tangents: Sequence[Tensor],
-    *,
-    u_tangent: Tensor | None = None,
-    r_tangent: Tensor | None = None,
-    bias_tangent: Tensor | None = None,
-    params_tangent: Sequence[Tensor] | None = None,
-    every: int = 0,
-    sequence: bool = False,
-    bias: Tensor | None = None,
-    params: Sequence[Tensor] = (),
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    reverse: bool = False,
-    weight_ih: Tensor | None = None,
-    bias_ih: Tensor | None = None,
-    zoneout: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
+    cell: str, u: Tensor, R: Tensor, state: Sequence[Tensor], tangents: Sequence[Tensor], *,
+    u_tangent: Tensor | None = None, r_tangent: Tensor | None = None, bias_tangent: Tensor | None = None,
+    params_tangent: Sequence[Tensor] | None = None, every: int = 0, sequence: bool = False, bias: Tensor | None = None,
+    params: Sequence[Tensor] = (), batch_sizes: Tensor | None = None, reset: Tensor | None = None,
+    reverse: bool = False, weight_ih: Tensor | None = None, bias_ih: Tensor | None = None,
+    zoneout: float | Sequence[float] = 0.0, dropout: float = 0.0, seed: Tensor | None = None,
     keep: Tensor | None = None,
-) -> Tangents:
+) -> Tangents:  # fmt: skip
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence_tangent`."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)

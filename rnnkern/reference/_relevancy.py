@@ -125,23 +125,11 @@ class _Event:
 
 
 def relevancy_recurrence(
-    cell: str,
-    u: Tensor,
-    R: Tensor,
-    state: Sequence[Tensor] | RelevancyState,
-    attention_weights: Sequence[Tensor],
-    *,
-    buffer_size: int,
-    relevant_size: int,
-    combine: str = "half",
-    alignment: str = "additive",
-    relevance: str | Tensor = "attention",
-    params: Sequence[Tensor] = (),
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    output: str = "h",
-    return_memory: bool = False,
-) -> tuple[Tensor, RelevancyState] | tuple[Tensor, RelevancyState, RelevancyMemory]:
+    cell: str, u: Tensor, R: Tensor, state: Sequence[Tensor] | RelevancyState, attention_weights: Sequence[Tensor], *,
+    buffer_size: int, relevant_size: int, combine: str = "half", alignment: str = "additive",
+    relevance: str | Tensor = "attention", params: Sequence[Tensor] = (), batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None, output: str = "h", return_memory: bool = False,
+) -> tuple[Tensor, RelevancyState] | tuple[Tensor, RelevancyState, RelevancyMemory]:  # fmt: skip
     """Same arguments, shapes and results as :func:`rnnkern.ops.relevancy_recurrence`."""
     W_a, U_a, v = attention_weights
     batch, hidden = u.shape[1] if batch_sizes is None else state[0].shape[0], U_a.shape[0]
@@ -290,20 +278,10 @@ def begin_sab(h0: Tensor, c0: Tensor) -> SABState:
 
 
 def sab_recurrence(
-    u: Tensor,
-    R: Tensor,
-    state: Sequence[Tensor] | SABState,
-    attention_weights: Sequence[Tensor],
-    *,
-    top_k: int,
-    attend_every: int,
-    truncation: int,
-    alignment: str = "separable",
-    bias: Tensor | None = None,
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    return_memory: bool = False,
-) -> tuple[Tensor, SABState] | tuple[Tensor, SABState, SABMemory]:
+    u: Tensor, R: Tensor, state: Sequence[Tensor] | SABState, attention_weights: Sequence[Tensor], *, top_k: int,
+    attend_every: int, truncation: int, alignment: str = "separable", bias: Tensor | None = None,
+    batch_sizes: Tensor | None = None, reset: Tensor | None = None, return_memory: bool = False,
+) -> tuple[Tensor, SABState] | tuple[Tensor, SABState, SABMemory]:  # fmt: skip
     """Same arguments, shapes and results as :func:`rnnkern.ops.sab_recurrence`."""
     h, c, memory, time, before = state if isinstance(state, SABState) else begin_sab(*state)
     batch, hidden = h.shape
@@ -383,15 +361,9 @@ def _column(x: Tensor) -> Tensor:
 
 
 def gather_attention(
-    q: Tensor,
-    u: Tensor,
-    h: Tensor,
-    idx: Tensor,
-    v: Tensor,
-    *,
-    alignment: str = "additive",
+    q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, *, alignment: str = "additive",
     return_weights: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Same arguments, shapes and results as :func:`rnnkern.ops.gather_attention`."""
     batch, memories, hidden = u.shape
     valid = (idx >= 0) & (idx < memories)

@@ -7,14 +7,9 @@ from torch import Tensor
 
 
 def linear_scan(
-    a: Tensor,
-    x: Tensor,
-    state: Tensor | None = None,
-    *,
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor]:
+    a: Tensor, x: Tensor, state: Tensor | None = None, *, batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None, reverse: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Same arguments, shapes and results as :func:`rnnkern.ops.linear_scan`."""
     rows = rows_of(x, batch_sizes)
     factors = _factors(a, batch_sizes, len(rows))
@@ -29,16 +24,9 @@ def linear_scan(
 
 
 def linear_scan_backward(
-    grad_h: Tensor,
-    grad_last: Tensor,
-    a: Tensor,
-    h0: Tensor,
-    h: Tensor,
-    *,
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad_h: Tensor, grad_last: Tensor, a: Tensor, h0: Tensor, h: Tensor, *, batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None, reverse: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (x, h0, a) from the gradients of the results and from h; x is not needed. Differentiable."""
     rows, grads = rows_of(h, batch_sizes), rows_of(grad_h, batch_sizes)
     factors = _factors(a, batch_sizes, len(rows))
@@ -56,17 +44,9 @@ def linear_scan_backward(
 
 
 def moment_filter(
-    u: Tensor,
-    state: Sequence[Tensor] | None = None,
-    *,
-    mu: float = 0.0,
-    s: float = 1.0,
-    beta: float | None = None,
-    eps: float = 1e-2,
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    reverse: bool = False,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    u: Tensor, state: Sequence[Tensor] | None = None, *, mu: float = 0.0, s: float = 1.0, beta: float | None = None,
+    eps: float = 1e-2, batch_sizes: Tensor | None = None, reset: Tensor | None = None, reverse: bool = False,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Same arguments, shapes and results as :func:`rnnkern.ops.moment_filter`, computed in the dtype of ``u``."""
     rows = rows_of(u, batch_sizes)
     batch = rows[0].shape[0] if rows else u.shape[1] if u.dim() == 3 else 0

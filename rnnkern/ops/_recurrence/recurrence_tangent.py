@@ -243,25 +243,12 @@ def _propagate(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, 
 
 
 def recurrence_adjoint(
-    gradient: Callable[[Tensor], Tensor],
-    cell: str,
-    u: Tensor,
-    R: Tensor,
-    state: Sequence[Tensor],
-    *,
-    bias: Tensor | None = None,
-    params: Sequence[Tensor] = (),
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    reverse: bool = False,
-    grad_scale: Tensor | None = None,
-    weight_ih: Tensor | None = None,
-    bias_ih: Tensor | None = None,
-    zoneout: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
-    keep: Tensor | None = None,
-) -> Tensor:
+    gradient: Callable[[Tensor], Tensor], cell: str, u: Tensor, R: Tensor, state: Sequence[Tensor], *,
+    bias: Tensor | None = None, params: Sequence[Tensor] = (), batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None, reverse: bool = False, grad_scale: Tensor | None = None,
+    weight_ih: Tensor | None = None, bias_ih: Tensor | None = None, zoneout: float | Sequence[float] = 0.0,
+    dropout: float = 0.0, seed: Tensor | None = None, keep: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     r"""The gradient of a loss L with respect to h of every step, through all later steps.
 
     With :math:`g_t` the derivative of L by the output of step t alone, it is the whole adjoint
