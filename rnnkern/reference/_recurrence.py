@@ -241,7 +241,6 @@ def _outputs(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset
     inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
     state = tuple(state)
     outputs: list[Tensor] = [u] * len(sizes)
-    zoneout = (zoneout,) * len(state) if isinstance(zoneout, (int, float)) else zoneout
     kept = None if seed is None or dropout == 0 else noise.dropout_mask(seed, dropout, state[0])
     for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
         n = sizes[t]  # rows from n on have finished or, in reverse, not started: their state is unchanged
@@ -250,12 +249,7 @@ def _outputs(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset
             old = tuple(torch.where(reset[t, :n, None], 0, s) for s in old)
         scale = None if grad_scale is None else noise.of_step(grad_scale, t, n)
         new = step(inputs[t], product_of(R, bias, recurrent, scale, kept), old, *params)
-        pairs = zip(zoneout, old, new, strict=True)
-        if keep is None:
-            new = tuple(noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(pairs))
-        else:
-            weight = noise.of_step(keep, t, n)
-            new = tuple(noise.mixed(weight, *pair) for _, *pair in pairs)
+        new = noise.state_after(old, new, zoneout, seed, keep, t)
         outputs[t] = new[0]
         state = tuple(torch.cat([a, s[n:]]) if n < s.shape[0] else a for a, s in zip(new, state, strict=True))
     return outputs, state

@@ -47,7 +47,6 @@ def recurrence_tangent(
     blocks = -(-len(sizes) // every) if every else 0
     log_r = torch.zeros(blocks, *((batch, count) if every else ()), dtype=torch.float64, device=u.device)
     lost = torch.zeros(batch, count, dtype=torch.int64, device=u.device)
-    zoneout = (zoneout,) * len(state) if isinstance(zoneout, (int, float)) else zoneout
     kept = None if seed is None or dropout == 0 else noise.dropout_mask(seed, dropout, state[0])
     stepped = 0  # sequences with a step since the last orthonormalization
     for k, t in enumerate(reversed(range(len(sizes))) if reverse else range(len(sizes))):
@@ -56,15 +55,10 @@ def recurrence_tangent(
         if reset is not None:
             old, old_dots = (tuple(torch.where(reset[t, :n, None], 0, x) for x in xs) for xs in (old, old_dots))
 
-        weight = None if keep is None else noise.of_step(keep, t, n)
-
-        def step(u_t, added, bias, *rest, t=t, weight=weight):
+        def step(u_t, added, bias, *rest, t=t):
             params, old = rest[: len(cell_facts.params)], rest[len(cell_facts.params) :]
             new = cell_facts.step(u_t, product_of(R, bias, cell_facts.recurrent, None, kept, added), old, *params)
-            pairs = zip(zoneout, old, new, strict=True)
-            if weight is not None:
-                return tuple(noise.mixed(weight, *pair) for _, *pair in pairs)
-            return tuple(noise.zoned(seed, rate, t, i, *pair) for i, (rate, *pair) in enumerate(pairs))
+            return noise.state_after(old, new, zoneout, seed, keep, t)
 
         primals = inputs[t], u.new_zeros(n, r_rows), bias, *params, *old
         new = step(*primals)

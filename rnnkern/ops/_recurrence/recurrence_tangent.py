@@ -222,19 +222,8 @@ def _propagate(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, 
             )
         forward, tangent = differentiable, propagate
     states = len(state)
-    h, *rest = forward(
-        cell,
-        reverse,
-        (True, True, None, None, False),
-        states,
-        (_extension.bfloat16_parts(), *rates),
-        *arguments,
-        None,
-        seed,
-        keep,
-        *state,
-        *params,
-    )
+    how = (True, True, None, None, False), states, (_extension.bfloat16_parts(), *rates)
+    h, *rest = forward(cell, reverse, *how, *arguments, None, seed, keep, *state, *params)
     h_tangent, *moved, log_r, lost = tangent(
         cell, reverse, states, rates, every, sequence, *arguments, seed, keep, *directions, *state, *params, *tangents,
         *params_tangent, h, *rest[states:],

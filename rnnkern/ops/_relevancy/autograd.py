@@ -16,33 +16,13 @@ SAVED_GATES = {"lstm": 4}
 _operators = torch.ops.rnnkern
 
 
-def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, scores, maps):
-    """Calls the operator of a device, through autograd if derivatives are needed.
-
-    Args:
-        call: (cell, buffer_size, the factor of ``combine``, whether the alignment is "dot", the caller's dtype). If
-            that dtype has 16 bits, tensors are float32, with weights rounded to 16 bits.
-        maps: whether to return also alpha and ids, what each step attended to.
-
-    Returns:
-        h, s, the new state and a list: [alpha, ids] with ``maps``, else empty.
-    """
-    cell, *sizes = call
-    passed_on, others = _parted([x for x in state if x is not None])
-    _, h, s, last_s, buffer, relevant, c, *rest = _relevancy(
-        cell, u, weights, passed_on, others, params, batch_sizes, reset, scores, *sizes, maps
-    )
-    last = RelevancyState(last_s, None if state.c is None else c, buffer, *rest[:2], relevant, *rest[2:5])
-    return h, s, last, rest[5 : 5 + 2 * maps]
-
-
-def _parted(state):
+def parted(state):
     """[s, (c), buffer, relevant], the parts of a state that gradients flow to, and the other parts."""
     return [*state[:-6], state[-4]], [*state[-6:-4], *state[-3:]]
 
 
 def _whole(passed_on, others):
-    """The inverse of :func:`_parted`."""
+    """The inverse of :func:`parted`."""
     return [*passed_on[:-1], *others[:2], passed_on[-1], *others[2:]]
 
 
@@ -60,7 +40,7 @@ def _forward(training, cell, u, weights, passed_on, others, params, batch_sizes,
         cell, u, weights, _whole(passed_on, others), params, batch_sizes, reset, scores, *sizes, training, maps
     )
     count = len(passed_on) + len(others)
-    last, others = _parted(rest[:count])
+    last, others = parted(rest[:count])
     rest = rest[count:]
     c = last.pop(1) if len(last) == 4 else h.new_empty(0)
     stand_in = rest.pop(-2) if training and cell in SAVED_GATES else h
@@ -205,7 +185,7 @@ def _backward_shapes(cell, grad_h, grad_s, grad_state, weights, state, params, b
     columns = weights[0].shape[0]
     return [
         h.new_empty(*h.shape[:-1], columns),
-        *(x.new_empty(x.shape) for x in (*weights, *_parted(state)[0], *(params or ()))),
+        *(x.new_empty(x.shape) for x in (*weights, *parted(state)[0], *(params or ()))),
         *([] if scores is None or h.device.type != "cpu" else [scores.new_empty(scores.shape)]),
     ]
 
@@ -221,7 +201,7 @@ def _fold(function, info, dims, args):
     return one_by_one(function, info, dims, args)
 
 
-_relevancy = differentiable(
+by_operator = differentiable(
     "relevancy_recurrence",
     forward=_forward,
     results=7,
@@ -236,3 +216,7 @@ _relevancy = differentiable(
     shapes=_forward_shapes,
     backward_shapes=_backward_shapes,
 )
+"""Function of (cell, u, weights, the parts of the state from :func:`parted`, params, batch_sizes, reset, scores,
+buffer_size, the factor of ``combine``, whether the alignment is "dot", the caller's dtype, whether alpha and ids are
+returned). If that dtype has 16 bits, tensors are float32, with weights rounded to 16 bits. Results as in
+:func:`_forward`."""

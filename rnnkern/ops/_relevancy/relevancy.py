@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern.ops._relevancy import autograd as relevancy_autograd
+from rnnkern.ops._relevancy.autograd import by_operator, parted
 from rnnkern.ops.checks import check_choice, check_flags, check_group, check_input, check_like, check_shape, check_steps
-from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator, told
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, name_of, operator, told
 from rnnkern.reference import CELLS, RelevancyMemory, RelevancyState
 from rnnkern.reference._relevancy import FACTORS, RELEVANCY_CELLS
 
@@ -228,13 +228,11 @@ def relevancy_recurrence(
             batch_sizes=batch_sizes, reset=reset, output=output, return_memory=return_memory,
         )  # fmt: skip
         return h.to(dtype), *rest
-    call = (cell, buffer_size, FACTORS[combine], alignment == "dot", _name(dtype))
-    h, s, last, maps = relevancy_autograd.relevancy_recurrence(
-        call, u, [R, *attention_weights], state, params, batch_sizes, reset, scores, return_memory
-    )
+    passed_on, others = parted([x for x in state if x is not None])
+    _, h, s, last_s, buffer, relevant, c, *rest = by_operator(
+        cell, u, [R, *attention_weights], passed_on, others, params, batch_sizes, reset, scores, buffer_size,
+        FACTORS[combine], alignment == "dot", name_of(dtype), return_memory,
+    )  # fmt: skip
+    last = RelevancyState(last_s, None if state.c is None else c, buffer, *rest[:2], relevant, *rest[2:5])
     out = (h if output == "h" else s).to(dtype)
-    return (out, last, RelevancyMemory(*maps)) if return_memory else (out, last)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return (out, last, RelevancyMemory(*rest[5:7])) if return_memory else (out, last)
