@@ -138,6 +138,11 @@ def check_rows(
     check_steps(op, x, batch, batch_sizes, reset, name, first)
 
 
+def steps_of(x: Tensor, batch_sizes: Tensor | None) -> int:
+    """T, the number of time steps of an input (T, B, ...), or packed."""
+    return x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
+
+
 def first_batch(batch_sizes: Tensor) -> int:
     """The number of sequences."""
     return int(batch_sizes[0]) if batch_sizes.numel() else 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rnnkern import _extension
 from rnnkern.ops.transforms import (
-    applied_whole,
+    applied,
     call_backward,
     can_hand_out,
     gradients_taken_back,
@@ -147,7 +147,7 @@ def differentiable(
 
     Forward.__name__ = Forward.__qualname__ = name
     Backward.__name__ = Backward.__qualname__ = f"{name}_backward"
-    apply = applied_whole(Forward, name)
+    apply = applied(Forward, name)
 
     def call(*args):
         flat, spec = _flat(args)

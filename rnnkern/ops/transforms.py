@@ -107,7 +107,8 @@ def no_forward_mode(operator: str) -> staticmethod:
 
 def applied(function: type[torch.autograd.Function], operator: str, jvp: Callable | None = None) -> Callable:
     """``function.apply``. In forward mode a separate subclass is used, because torch.compile rejects a Function with a
-    jvp. Without ``jvp``, that subclass raises NotImplementedError."""
+    jvp; without ``jvp``, that subclass raises NotImplementedError. Inside a transform torch.compile does not trace into
+    the Function: it would decompose it and silently lose its gradient."""
 
     class OfDuals(function):
         @staticmethod
@@ -117,39 +118,26 @@ def applied(function: type[torch.autograd.Function], operator: str, jvp: Callabl
 
     OfDuals.jvp = staticmethod(jvp) if jvp else no_forward_mode(operator)
 
+    def twin(*args):  # forward mode of a compiled call is not visible here
+        return OfDuals.apply(*args)
+
+    @constant_when_compiled
+    def keep():  # called while torch.compile traces: registering the twin earlier would import torch.compile
+        torch.compiler.allow_in_graph(twin)
+
     def apply(*args):
         if torch.compiler.is_dynamo_compiling():
             args = _distinct(args)
+            if transformed():
+                keep()
+                return twin(*args)
         elif not transformed():
             # What Function.apply does outside of transforms, without the binding of default arguments, which takes as
             # long as the rest.
             return super(torch.autograd.Function, function).apply(*unwrap_dead_wrappers(args))
         return (OfDuals if in_forward_mode() else function).apply(*args)
 
-    apply.of_duals = OfDuals.apply
     return apply
-
-
-def applied_whole(function: type[torch.autograd.Function], operator: str, jvp: Callable | None = None) -> Callable:
-    """Like :func:`applied`, but inside a transform torch.compile does not trace into the Function: it would decompose
-    it and silently lose its gradient."""
-    apply = applied(function, operator, jvp)
-
-    def twin(*args):  # forward mode of a compiled call is not visible here
-        return apply.of_duals(*args)
-
-    @constant_when_compiled
-    def keep():  # called while torch.compile traces: registering the twin earlier would import torch.compile
-        torch.compiler.allow_in_graph(twin)
-
-    def apply_whole(*args):
-        if torch.compiler.is_dynamo_compiling() and transformed():
-            args = _distinct(args)
-            keep()
-            return twin(*args)
-        return apply(*args)
-
-    return apply_whole
 
 
 def call_backward(operator: Callable, *args: Any) -> Any:

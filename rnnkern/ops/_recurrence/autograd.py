@@ -12,7 +12,7 @@ from rnnkern.ops._recurrence.facts import KERNEL_CELLS, saved_by
 from rnnkern.ops._recurrence.second import ReferenceBackward, differentiate_backward, push_forward_backward
 from rnnkern.ops._recurrence.tangent import tangents_of
 from rnnkern.ops._recurrence.vmap import over_members
-from rnnkern.ops.transforms import applied_whole, call_backward, gradients_taken_back, hand_out, take_back, transformed
+from rnnkern.ops.transforms import applied, call_backward, gradients_taken_back, hand_out, take_back, transformed
 from rnnkern.reference._recurrence import cell_of
 
 RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
@@ -146,7 +146,7 @@ def push_forward(ctx, *dots):
     return h_tangent, *final, *[None] * ctx.kept
 
 
-differentiable = applied_whole(Recurrence, "recurrence", push_forward)
+differentiable = applied(Recurrence, "recurrence", push_forward)
 
 
 def gradients(cell, reverse, states, how, tensors, needs, grads):

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from rnnkern import reference
 from rnnkern._torch_private import is_fake
+from rnnkern.ops.checks import steps_of
 from rnnkern.ops.differentiable import differentiable
 from rnnkern.ops.folds import one_by_one
 from rnnkern.reference import RelevancyState
@@ -67,7 +68,7 @@ def _backward_arguments(grads, saved, needs):
     if all(g is None for g in grad_state):
         grad_state = None
     else:
-        slots, _ = _slots(_steps(h, batch_sizes), state[-7].shape[1], buffer_size)
+        slots, _ = _slots(steps_of(h, batch_sizes), state[-7].shape[1], buffer_size)
         shapes = [*(x.shape for x in state[:-7]), (len(state[0]), slots, h.shape[-1]), state[-4].shape]
         grad_state = [s.new_zeros(shape) if g is None else g for g, shape in zip(grad_state, shapes, strict=True)]
     if cell in SAVED_GATES:
@@ -149,10 +150,6 @@ def _before(s0, batch_sizes, reset, s):
     return before.view(s.shape)
 
 
-def _steps(x, batch_sizes):
-    return x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
-
-
 def _slots(steps, first, buffer_size):
     """Number of buffer slots after a call that started with ``first``, and whether the buffer holds all events."""
     full = first + steps <= buffer_size
@@ -162,7 +159,7 @@ def _slots(steps, first, buffer_size):
 def _forward_shapes(cell, u, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot, dtype,
                     training, maps):  # fmt: skip
     (batch, size), hidden, heads = state[0].shape, weights[2].shape[0], _heads(weights)
-    slots, full = _slots(_steps(u, batch_sizes), state[-7].shape[1], buffer_size)
+    slots, full = _slots(steps_of(u, batch_sizes), state[-7].shape[1], buffer_size)
     relevant, rows = state[-4].shape[1], u.shape[:-1]
     ids = {"dtype": torch.int64}
     results = [u.new_empty(*rows, hidden), u.new_empty(*rows, size), *(x.new_empty(x.shape) for x in state[:-7])]
