@@ -9,10 +9,9 @@ from rnnkern.ops._orthogonal.givens import STYLES
 from rnnkern.ops._orthogonal.orthogonal import without_autocast
 from rnnkern.ops._recurrence.complex import of_parts, state_in_parts
 from rnnkern.ops.checks import check_choice, check_dtype, check_flags, check_input, check_like, check_shape, check_steps
-from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.differentiable import check_lengths_are_there, differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator, told
 from rnnkern.ops.folds import one_by_one, over_sequences
-from rnnkern.ops.transforms import check_lengths_are_there
 
 OP = "givens_recurrence"
 _operators = torch.ops.rnnkern

@@ -9,8 +9,7 @@ from torch import Tensor
 from rnnkern import _extension
 from rnnkern.ops._recurrence.autograd import gradients, in_order
 from rnnkern.ops._recurrence.recurrence import recurrence
-from rnnkern.ops.dispatch import Choice
-from rnnkern.ops.transforms import (
+from rnnkern.ops.differentiable import (
     can_hand_out,
     gradients_taken_back,
     hand_out,
@@ -18,6 +17,7 @@ from rnnkern.ops.transforms import (
     take_back,
     transformed,
 )
+from rnnkern.ops.dispatch import Choice
 
 _operators = torch.ops.rnnkern
 
@@ -156,7 +156,7 @@ class RecurrencePair(torch.autograd.Function):
     """Forward and backward pass of a pair, not used under transforms. If the backward pass runs under a transform or is
     differentiated again, it uses the backward passes of the two recurrences separately. For stacked layers, h of the
     first layer has a gradient of its own only in second derivatives. ``saving`` is (whether the gates are saved,
-    whether both h are handed out, see :func:`rnnkern.ops.transforms.hand_out`)."""
+    whether both h are handed out, see :func:`rnnkern.ops.differentiable.hand_out`)."""
 
     @staticmethod
     def forward(cell, stacked, saving, states, parts, x, batch_sizes, *tensors):

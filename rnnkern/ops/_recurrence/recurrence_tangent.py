@@ -13,8 +13,8 @@ from rnnkern.ops._recurrence.complex import columns_in_parts, of_parts, rows_in_
 from rnnkern.ops._recurrence.recurrence import choose_kernel
 from rnnkern.ops._recurrence.tangent import NO_CUDA, RecurrenceTangent, propagate
 from rnnkern.ops.checks import check_like, check_shape, shape_of
+from rnnkern.ops.differentiable import needs_derivatives, transformed
 from rnnkern.ops.dispatch import Choice, operator
-from rnnkern.ops.transforms import needs_derivatives, transformed
 from rnnkern.reference import Tangents
 from rnnkern.reference._recurrence import cell_of
 from rnnkern.reference._recurrence import recurrence_adjoint as by_the_reference

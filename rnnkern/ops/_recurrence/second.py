@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern.ops.transforms import check_lengths_are_there
+from rnnkern.ops.differentiable import check_lengths_are_there
 
 NAMES = ("u", "weight_ih", "bias_ih", "R", "bias")
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rnnkern import _extension, reference
 from rnnkern.ops._recurrence.facts import KERNEL_CELLS
+from rnnkern.ops.differentiable import applied
 from rnnkern.ops.dispatch import warn_once
 from rnnkern.ops.folds import one_by_one
-from rnnkern.ops.transforms import applied
 from rnnkern.reference._noise import dropout_mask
 from rnnkern.reference._recurrence import cell_of, product_of
 

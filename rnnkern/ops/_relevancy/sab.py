@@ -7,10 +7,9 @@ from torch import Tensor
 
 from rnnkern import reference
 from rnnkern.ops.checks import check_choice, check_flags, check_group, check_input, check_like, check_shape, check_steps
-from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.differentiable import check_lengths_are_there, differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import one_by_one
-from rnnkern.ops.transforms import check_lengths_are_there
 from rnnkern.reference import SABMemory, SABState
 
 OP = "sab_recurrence"

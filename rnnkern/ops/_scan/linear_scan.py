@@ -6,10 +6,9 @@ from torch import Tensor
 from rnnkern import reference
 from rnnkern.ops._scan import scan_triton  # noqa: F401  (registers kernels)
 from rnnkern.ops.checks import FLOATS, check_dtype, check_flags, check_like, check_rows, first_batch, shape_of
-from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.differentiable import check_lengths_are_there, differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import over_channels
-from rnnkern.ops.transforms import check_lengths_are_there
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
 OP = "linear_scan"
