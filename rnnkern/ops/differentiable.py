@@ -1,7 +1,8 @@
 """Makes an operator differentiable from one description, and calls any autograd.Function in every mode of PyTorch.
 
 The description takes the place of two hand-written autograd Functions with their rules: one wraps the operator and
-another its backward operator, because the transforms of torch.func ignore ``register_autograd``. Second derivatives differentiate the backward pass in plain PyTorch.
+another its backward operator, because the transforms of torch.func ignore ``register_autograd``. Second derivatives
+differentiate the backward pass in plain PyTorch.
 """
 
 import itertools
