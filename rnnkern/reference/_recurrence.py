@@ -226,7 +226,7 @@ def recurrence(
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`, except ``steps``; here ``save_gates`` and
     ``save_u`` have no effect."""
     outputs, final = _outputs(cell, u, R, state, **options)
-    h = _joined(outputs, options.get("batch_sizes"), u, final)
+    h = joined(outputs, options.get("batch_sizes"), u.new_empty(*u.shape[:-1], final[0].shape[1]))
     return h, final if outputs else tuple(s.clone() for s in final)
 
 
@@ -237,13 +237,12 @@ def _outputs(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
     step, recurrent = cell_of(cell).step, cell_of(cell).recurrent
-    sizes = [u.shape[1]] * u.shape[0] if batch_sizes is None else batch_sizes.tolist()
-    inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
+    inputs = rows_of(u, batch_sizes)
     state = tuple(state)
-    outputs: list[Tensor] = [u] * len(sizes)
+    outputs: list[Tensor] = [u] * len(inputs)
     kept = None if seed is None or dropout == 0 else noise.dropout_mask(seed, dropout, state[0])
-    for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
-        n = sizes[t]  # rows from n on have finished or, in reverse, not started: their state is unchanged
+    for t in reversed(range(len(inputs))) if reverse else range(len(inputs)):
+        n = inputs[t].shape[0]  # rows from n on have finished or, in reverse, not started: their state is unchanged
         old = tuple(s[:n] for s in state)
         if reset is not None:
             old = tuple(torch.where(reset[t, :n, None], 0, s) for s in old)
@@ -263,13 +262,19 @@ def recurrence_adjoint(
         state = [s.detach().requires_grad_() for s in state]  # so that each h is part of a graph
         outputs, _ = _outputs(cell, u, R, state, **options)
         outputs = [h if h.requires_grad else h.requires_grad_() for h in outputs]  # a cell may ignore its state
-        h = _joined(outputs, options.get("batch_sizes"), u, state)
+        batch_sizes, empty = options.get("batch_sizes"), u.new_empty(*u.shape[:-1], state[0].shape[1])
+        h = joined(outputs, batch_sizes, empty)
         found = torch.autograd.grad(h, outputs, gradient(h.detach())) if outputs else []
-    return _joined(found, options.get("batch_sizes"), u, state)
+    return joined(found, batch_sizes, empty)
 
 
-def _joined(outputs: Sequence[Tensor], batch_sizes: Tensor | None, u: Tensor, state: Sequence[Tensor]) -> Tensor:
-    """h of all steps as one tensor."""
-    if not outputs:
-        return u.new_empty(*u.shape[:-1], state[0].shape[1])
-    return torch.stack(outputs) if batch_sizes is None else torch.cat(outputs)
+def rows_of(x: Tensor, batch_sizes: Tensor | None) -> list[Tensor]:
+    """For each step, the rows of the active sequences."""
+    return list(x.unbind(0) if batch_sizes is None else x.split(batch_sizes.tolist()))
+
+
+def joined(rows: Sequence[Tensor], batch_sizes: Tensor | None, empty: Tensor) -> Tensor:
+    """The inverse of :func:`rows_of`; ``empty`` if there are no steps."""
+    if not rows:
+        return empty
+    return torch.stack(rows) if batch_sizes is None else torch.cat(rows)

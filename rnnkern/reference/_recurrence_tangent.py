@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rnnkern.reference import _noise as noise
-from rnnkern.reference._recurrence import cell_of, product_of
+from rnnkern.reference._recurrence import cell_of, joined, product_of, rows_of
 
 
 class Tangents(NamedTuple):
@@ -35,9 +35,8 @@ def recurrence_tangent(
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
     cell_facts = cell_of(cell)
-    packed = batch_sizes is not None
-    sizes = batch_sizes.tolist() if packed else [u.shape[1]] * u.shape[0]
-    inputs = u.split(sizes) if packed else u.unbind(0)
+    packed, inputs = batch_sizes is not None, rows_of(u, batch_sizes)
+    sizes = [x.shape[0] for x in inputs]
     state, dots = tuple(state), tuple(tangents)
     count, batch = dots[0].shape[:2]
     r_rows = cell_facts.recurrent * state[-1].shape[1]
@@ -76,10 +75,9 @@ def recurrence_tangent(
             lost[:stepped] += dependent
             stepped = 0
     width = state[0].shape[1]
-    join = torch.cat if packed else torch.stack
-    h = join(outputs) if outputs else u.new_empty(*u.shape[:-1], width)
-    h_dots = u.new_empty(0)
+    h, h_dots = joined(outputs, batch_sizes, u.new_empty(*u.shape[:-1], width)), u.new_empty(0)
     if sequence:
+        join = torch.cat if packed else torch.stack
         h_dots = join(output_dots, 1) if outputs else u.new_empty(count, *u.shape[:-1], width)
     return Tangents(h, state, h_dots, dots, log_r, lost)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rnnkern.reference._recurrence import CELLS
+from rnnkern.reference._recurrence import CELLS, joined, rows_of
 
 State = TypeVar("State", bound=tuple)
 
@@ -99,11 +99,6 @@ def empty_state(state: Sequence[Tensor], relevant_size: int, hidden: int | None 
     )  # fmt: skip
 
 
-def slots_of(state: RelevancyState, steps: int, buffer_size: int) -> int:
-    """L after ``steps`` more steps."""
-    return min(buffer_size, state.buffer.shape[1] + steps)
-
-
 def given_scores(relevance: str | Tensor, state: RelevancyState, steps: int) -> Tensor | None:
     """(T, B): the given scores of the next events, or None if attention determines them."""
     if isinstance(relevance, Tensor):
@@ -135,10 +130,9 @@ def relevancy_recurrence(
     batch, hidden = u.shape[1] if batch_sizes is None else state[0].shape[0], U_a.shape[0]
     if not isinstance(state, RelevancyState):
         state = empty_state(state, relevant_size, hidden)
-    sizes = [batch] * u.shape[0] if batch_sizes is None else batch_sizes.tolist()
-    steps = len(sizes)
-    slots = slots_of(state, steps, buffer_size)
-    inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
+    inputs = rows_of(u, batch_sizes)
+    sizes, steps = [x.shape[0] for x in inputs], len(inputs)
+    slots = min(buffer_size, state.buffer.shape[1] + steps)
     given = given_scores(relevance, state, steps)
     heads = v.shape[0] if v.dim() == 2 else 1
     step = CELLS[cell].step
@@ -285,8 +279,7 @@ def sab_recurrence(
     """Same arguments, shapes and results as :func:`rnnkern.ops.sab_recurrence`."""
     h, c, memory, time, before = state if isinstance(state, SABState) else begin_sab(*state)
     batch, hidden = h.shape
-    sizes = [batch] * len(u) if batch_sizes is None else batch_sizes.tolist()
-    inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
+    inputs = rows_of(u, batch_sizes)
     step = CELLS["lstm"].step
     *_, w = attention_weights
 
@@ -298,7 +291,8 @@ def sab_recurrence(
         return torch.tanh(both if alignment == "separable" else F.linear(both, attention_weights[0])) @ w
 
     outputs, weights, slots = [], [], []
-    for t, (u_t, size) in enumerate(zip(inputs, sizes, strict=True)):
+    for t, u_t in enumerate(inputs):
+        size = u_t.shape[0]
         alive = torch.arange(batch, device=u.device) < size
         if reset is not None:
             fresh = reset[t] & alive
@@ -324,15 +318,13 @@ def sab_recurrence(
         here = here & _column(alive & (time % attend_every == 0))
         memory = torch.where(here.unsqueeze(-1), h.unsqueeze(1), memory)
 
-    def joined(rows: list[Tensor], columns: int, dtype: torch.dtype) -> Tensor:
-        if not rows:
-            return u.new_zeros(*u.shape[:-1], columns, dtype=dtype)
-        return torch.stack(rows) if batch_sizes is None else torch.cat(rows)
+    def whole(rows: list[Tensor], columns: int, dtype: torch.dtype) -> Tensor:
+        return joined(rows, batch_sizes, u.new_zeros(*u.shape[:-1], columns, dtype=dtype))
 
-    out, end = joined(outputs, 2 * hidden, u.dtype), SABState(h, c, memory, time, before + len(sizes))
+    out, end = whole(outputs, 2 * hidden, u.dtype), SABState(h, c, memory, time, before + len(inputs))
     if not return_memory:
         return out, end
-    return out, end, SABMemory(joined(weights, top_k, u.dtype), joined(slots, top_k, torch.int32))
+    return out, end, SABMemory(whole(weights, top_k, u.dtype), whole(slots, top_k, torch.int32))
 
 
 def _attention(e: Tensor, held: Tensor, k: int) -> tuple[Tensor, Tensor]:

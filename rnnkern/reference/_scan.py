@@ -1,9 +1,11 @@
 """Linear scans and moment filters: an elementwise formula and a loop over T steps, for B sequences and C channels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from rnnkern.reference._recurrence import joined, rows_of
 
 
 def linear_scan(
@@ -20,7 +22,7 @@ def linear_scan(
         alive = rows[t].shape[0]
         found[t] = factors[t] * kept(state[:alive], reset, t) + rows[t]
         state = torch.cat([found[t], state[alive:]])
-    return joined(found, x, batch_sizes), state
+    return _in_order(found, x, batch_sizes), state
 
 
 def linear_scan_backward(
@@ -39,8 +41,8 @@ def linear_scan_backward(
         to_x[t] = grads[t] + to_state[:alive]
         to_a[t] = kept(state, reset, t).conj() * to_x[t]
         to_state = torch.cat([kept(factors[t].conj() * to_x[t], reset, t), to_state[alive:]])
-    grad_a = joined(to_a, h, batch_sizes)
-    return joined(to_x, h, batch_sizes), to_state, grad_a.flatten(0, -2).sum(0) if a.dim() == 1 else grad_a
+    grad_a = _in_order(to_a, h, batch_sizes)
+    return _in_order(to_x, h, batch_sizes), to_state, grad_a.flatten(0, -2).sum(0) if a.dim() == 1 else grad_a
 
 
 def moment_filter(
@@ -59,12 +61,7 @@ def moment_filter(
         q_t = 0.0 if beta is None else beta * kept(q[:alive], reset, t) + (1 - beta) * rows[t].square()
         found[t] = v_t if beta is None else v_t / (q_t + eps).sqrt()
         v, q = torch.cat([v_t, v[alive:]]), q if beta is None else torch.cat([q_t, q[alive:]])
-    return joined(found, u, batch_sizes), (v,) if beta is None else (v, q)
-
-
-def rows_of(x: Tensor, batch_sizes: Tensor | None) -> list[Tensor]:
-    """For each step, the rows of the active sequences."""
-    return list(x.unbind(0) if batch_sizes is None else x.split(batch_sizes.tolist()))
+    return _in_order(found, u, batch_sizes), (v,) if beta is None else (v, q)
 
 
 def _factors(a: Tensor, batch_sizes: Tensor | None, steps: int) -> list[Tensor]:
@@ -75,6 +72,5 @@ def kept(state: Tensor, reset: Tensor | None, t: int) -> Tensor:
     return state if reset is None else state.masked_fill(reset[t, : state.shape[0]].unsqueeze(-1), 0)
 
 
-def joined(found: dict[int, Tensor], like: Tensor, batch_sizes: Tensor | None) -> Tensor:
-    join: Callable[..., Tensor] = torch.stack if batch_sizes is None else torch.cat
-    return join([found[t] for t in range(len(found))]) if found else torch.zeros_like(like)
+def _in_order(found: dict[int, Tensor], like: Tensor, batch_sizes: Tensor | None) -> Tensor:
+    return joined([found[t] for t in range(len(found))], batch_sizes, torch.zeros_like(like))
