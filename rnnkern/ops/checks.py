@@ -85,8 +85,12 @@ def check_group(
 def check_input(
     op: str, name: str, x: Tensor, batch_sizes: Tensor | None, columns: str, dtypes: tuple[torch.dtype, ...] = FLOATS
 ) -> None:
-    """Checks that an input is (T, B, columns), or packed (rows, columns), and has one of the dtypes."""
+    """Checks that an input has one of the dtypes and is (T, B, columns), or packed (rows, columns)."""
     check_dtype(op, name, x, dtypes)
+    _check_rank(op, name, x, batch_sizes, columns)
+
+
+def _check_rank(op: str, name: str, x: Tensor, batch_sizes: Tensor | None, columns: str) -> None:
     if x.dim() != (3 if batch_sizes is None else 2):
         packed = f"(sum of batch_sizes, {columns}) when `batch_sizes` is given"
         wanted = f"(T, B, {columns})" if batch_sizes is None else packed
@@ -119,12 +123,11 @@ def check_reset(op: str, reset: Tensor, like: Tensor, steps: int, batch: int, of
 
 
 def check_rows(
-    op: str, name: str, x: Tensor, states: Mapping[str, Tensor | None], batch_sizes: Tensor | None,
-    reset: Tensor | None, dtypes: tuple[torch.dtype, ...] = FLOATS,
-) -> None:  # fmt: skip
+    op: str, name: str, x: Tensor, states: Mapping[str, Tensor | None], batch_sizes: Tensor | None, reset: Tensor | None
+) -> None:
     """Checks an input (T, B, C), or packed (rows, C), of an elementwise operator, and its states (B, C). For packed
     rows the first state determines B; without a state ``batch_sizes`` does."""
-    check_input(op, name, x, batch_sizes, "C", dtypes)
+    _check_rank(op, name, x, batch_sizes, "C")
     (first, initial), *_ = states.items()
     batch, channels = x.shape[1], x.shape[-1]
     if batch_sizes is not None:

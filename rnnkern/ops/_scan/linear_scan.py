@@ -24,7 +24,7 @@ def _check(a, x, state, batch_sizes, reset, reverse, return_sequence) -> None:
     check_flags(OP, reverse=reverse, return_sequence=return_sequence)
     if state is not None:
         check_like(OP, "state", state, "x", x, dtype)
-    check_rows(OP, "x", x, {"state": state}, batch_sizes, reset, DTYPES)
+    check_rows(OP, "x", x, {"state": state}, batch_sizes, reset)
     channels = x.shape[-1]
     if tuple(a.shape) != (channels,):
         sizes = zip(a.shape, x.shape, strict=False)
