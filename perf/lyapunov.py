@@ -23,7 +23,7 @@ from perf.harness import OURS, Case, NoKernel, Problem, Values, labels
 from rnnkern import reference
 from rnnkern._gemm import gemm_reference, products, run
 from rnnkern.ops import explain, recurrence, recurrence_tangent
-from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
+from rnnkern.ops._recurrence.recurrence_tangent import recurrence_adjoint
 from rnnkern.reference._recurrence import recurrence_adjoint as adjoint_of_loop
 
 LSTM, GRU, JVP, GRADIENTS = "lstm", "gru", "jvp", "gradients"

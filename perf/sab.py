@@ -19,7 +19,7 @@ from rnnkern._gemm import gemm_reference
 from rnnkern.ops import explain, sab_recurrence
 from rnnkern.ops._relevancy.sab import ALIGNMENTS
 from rnnkern.reference import CELLS
-from rnnkern.reference._sab import ABOVE_THRESHOLD
+from rnnkern.reference._relevancy import ABOVE_THRESHOLD
 
 SHAPES = ((100, 64, 128, 5, 1), (400, 16, 128, 5, 2), (1000, 16, 128, 10, 5))
 QUICK_SHAPES = ((20, 3, 16, 3, 2),)

@@ -7,7 +7,7 @@ from rnnkern._cell import Cell, cell
 from rnnkern._cells.trace import CellError
 from rnnkern._extension import PerformanceWarning
 from rnnkern._precompile import precompile
-from rnnkern.ops import use
+from rnnkern.ops.dispatch import use
 from rnnkern.swap import explain, replace, restore
 
 __version__ = "0.1.0"

@@ -21,6 +21,7 @@ from rnnkern._cells.evaluate import equations_of, step_of
 from rnnkern._cells.graph import Node, in_order
 from rnnkern._cells.header import expression, header_of, leaf
 from rnnkern._cells.trace import CellError, trace
+from rnnkern.ops.dispatch import use
 from rnnkern.reference._recurrence import OWN_CELLS
 from rnnkern.reference._recurrence import Cell as Formula
 from rnnkern.testing import DRAWS, Triple, assert_close_over_draws
@@ -131,7 +132,7 @@ class Cell:
         def values(implementation: str, dtype: torch.dtype, rounded: torch.dtype, seed: int) -> list[Tensor]:
             leaves = drawn(dtype, rounded, seed)
             by_the_function = self._by_the_function() if implementation == "reference" else contextlib.nullcontext()
-            with ops.use(implementation), by_the_function:
+            with use(implementation), by_the_function:
                 found = outputs(*leaves)
                 gradients = torch.autograd.grad(sum(y.sum() for y in found), leaves, allow_unused=True)
             return [*found, *(g for g in gradients if g is not None and g.numel())]

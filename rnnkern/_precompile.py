@@ -12,7 +12,7 @@ from torch.nn import Module, RNNCellBase
 
 from rnnkern import _compiler, _extension
 from rnnkern.ops import explain
-from rnnkern.ops.programs import Facts, collecting
+from rnnkern.ops.dispatch import Facts, collecting
 
 ALONE = ("cuda/alone.cuh", "rnnkern::cuda::AloneKernel")
 """A kernel that does nothing. On devices with compute capability 9.0 or later, the driver tells how many clusters of it

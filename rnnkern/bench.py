@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.benchmark import Measurement, Timer
 
-from rnnkern import ops
 from rnnkern._gemm import gemm_reference
 from rnnkern._report import Row, append, facts, layer, name_of, significant, table
+from rnnkern.ops.dispatch import use
 from rnnkern.profile import first
 from rnnkern.testing import peak_bytes
 
@@ -84,7 +84,7 @@ def providers(kind: type[Module], peers: Sequence[type[Module]], x: Tensor) -> l
     found = [Provider(ours, module, "")]
     theirs = getattr(torch.nn, kind.__name__, None) if ours.startswith("rnnkern.nn.") else None
     if theirs is None and ours.startswith("rnnkern.nn."):
-        by_reference = lambda: ops.use("reference")  # noqa: E731
+        by_reference = lambda: use("reference")  # noqa: E731
         found.append(Provider(f"{ours} as a loop", module, same(module, module, x, by_reference), by_reference))
     for peer in ([theirs] if theirs else []) + list(peers):
         other = peer(size, size).to(x)

@@ -17,7 +17,7 @@ from rnnkern import nn, ops
 from rnnkern.nn.cells import RecurrentCell
 from rnnkern.nn.recurrent import RecurrentBase
 from rnnkern.ops import Choice
-from rnnkern.ops._recurrence.checks import DTYPES
+from rnnkern.ops.checks import FLOATS
 
 NAMES = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 OURS: dict[type[Module], type[Module]] = {getattr(torch.nn, name): getattr(nn, name) for name in NAMES}
@@ -197,7 +197,7 @@ def _why_not_ours(force: bool, module: Module, cls: type) -> str | None:
         return None
     if isinstance(module, (RecurrentBase, RecurrentCell)):
         return "rnnkern's already"
-    dtypes = {p.dtype for p in module.parameters()}.difference(DTYPES)
+    dtypes = {p.dtype for p in module.parameters()}.difference(FLOATS)
     if dtypes:
         return f"its parameters are {dtypes.pop()}"
     return _why_not_swapped(module, cls, OURS) or (None if force else _why_slow(next(module.parameters())))

@@ -1,5 +1,4 @@
-"""Builds test libraries of kernels with ninja in build/interpreter; recompiles only what has changed, headers
-included."""
+"""Builds test libraries of kernels with ninja in build/interpreter, and recompiles only what has changed."""
 
 import fcntl
 import importlib.util

@@ -1,6 +1,6 @@
-"""Triton kernels in Triton's interpreter: values and gradients over a table of operators and options, and what one
-operator alone promises. They take the place of the CPU kernels, so that the public functions run them on CPU tensors.
-test_triton.py runs this file with TRITON_INTERPRET=1."""
+"""Triton kernels in Triton's interpreter: values and gradients over a table of operators, and what one alone promises.
+
+They take the place of the CPU kernels, so that the public functions run them on CPU tensors."""
 
 import sys
 import warnings

@@ -1,5 +1,6 @@
-"""Small calls of our kernels, with gradients, which run under the thread sanitizer as
-``python -m python_tests.gpu.race_calls recurrence 3 block grid``, where 3 is the number of seeds. Prints the kernels
+"""Small calls of our kernels, with gradients, which run under the thread sanitizer as a command.
+
+``python -m python_tests.gpu.race_calls recurrence 3 block grid``, where 3 is the number of seeds, prints the kernels
 that ran."""
 
 import itertools

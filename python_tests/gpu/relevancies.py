@@ -1,5 +1,4 @@
-"""The CUDA kernels of relevancy_recurrence as a function for tests: on a GPU, or on the interpreter with CPU
-tensors."""
+"""The CUDA kernels of relevancy_recurrence as a function for tests, on a GPU or on the interpreter."""
 
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ FAMILY = drivers.Family(
 FACTS = {"block": (9, 0, 1, 232448, 0, 0), "cluster": (9, 0, 1, 232448, 2, 1), "stepwise": (9, 0, 1, 232448, 0, 0)}
 """Device facts for the interpreter, for each kernel."""
 FACE = sys.modules["rnnkern.ops._relevancy.relevancy"]
-DERIVATIVES = sys.modules["rnnkern.ops._relevancy.autograd"]
+DERIVATIVES = [sys.modules[f"rnnkern.ops.{name}"] for name in ("_relevancy.autograd", "differentiable")]
 
 
 class Place(drivers.Place):
@@ -58,7 +57,8 @@ def routed(place: Place) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RNNKERN_CUDA_KERNELS", place.kernel)
         if place.name == "interpret":
-            patch.setattr(DERIVATIVES, "_operators", place.operators)
+            for module in DERIVATIVES:
+                patch.setattr(module, "_operators", place.operators)
 
             def choose(u, *asked):
                 why = FACE.missing_on_cuda(*asked)

@@ -1,5 +1,7 @@
-"""A stand-in for the CUDA driver without a device (libcuda.cpp), and the package's CUDA drivers linked to it, as
-torch.ops.rnnkern_stub for CPU tensors. Kernels are compiled and loaded as for a GPU, and launches are recorded."""
+"""A stand-in for the CUDA driver without a device (libcuda.cpp), with the package's CUDA drivers linked to it.
+
+torch.ops.rnnkern_stub runs them for CPU tensors. Kernels are compiled and loaded as for a GPU, and launches are
+recorded."""
 
 import ctypes
 import functools

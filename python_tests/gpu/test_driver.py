@@ -1,5 +1,4 @@
-"""Tests of the launcher on a stand-in for the driver: error messages, errors that must not surface later, loaded
-modules, and rejected calls."""
+"""The launcher on a stand-in for the driver: messages, errors that must not surface later, modules, rejected calls."""
 
 import ctypes
 import importlib.util

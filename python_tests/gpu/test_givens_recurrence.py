@@ -1,5 +1,4 @@
-"""CUDA kernels of givens_recurrence against the reference: values, gradients, all kinds of calls, and calls that no
-kernel supports."""
+"""CUDA kernels of givens_recurrence against the reference: values, gradients, and calls of all kinds."""
 
 import pytest
 import torch

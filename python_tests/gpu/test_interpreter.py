@@ -1,5 +1,6 @@
-"""Guarantees of the interpreter for authors of kernels: some seed shows each behavior that hardware may have, and
-errors are reported with their location. The kernels are those in faults.cpp and unordered.h."""
+"""What the interpreter guarantees to authors of kernels: seeds show all that hardware may do, errors have a location.
+
+The kernels are those in faults.cpp and unordered.h."""
 
 import ctypes
 import operator

@@ -1,5 +1,7 @@
-"""Launches on a stand-in for the driver over a table of kernels: names, shapes and attributes, derived by hand; and an
-argument of a kernel byte by byte. What drivers compute for arguments also runs on the interpreter."""
+"""Launches on a stand-in for the driver, over a table of kernels: names, shapes and attributes, derived by hand.
+
+An argument of a kernel is also compared byte by byte, and what drivers compute for arguments runs on the interpreter.
+"""
 
 import ctypes
 from typing import Any

@@ -16,7 +16,7 @@ from python_tests.gpu.standin import H100
 from python_tests.samples import numbered
 from rnnkern import _compiler, ops, reference
 from rnnkern._cells import library
-from rnnkern.ops import programs
+from rnnkern.ops.dispatch import collecting
 from rnnkern.testing import assert_close_over_draws
 
 CELLS = [*samples.CELLS, rnnkern.cells.peephole_lstm, rnnkern.cells.ran]
@@ -130,7 +130,7 @@ def test_the_launcher_compiles_and_starts_them():
 
 def test_what_would_be_compiled_ahead():
     layer, x = rnnkern.nn.Recurrent(samples.several, 3, 64), torch.randn(2, 2, 3)
-    with programs.collecting(H100, None) as found:
+    with collecting(H100, None) as found:
         rnnkern.explain(layer, x)
     own = library._known[samples.several.name].type
     assert any("BlockForwardKernel" in kind and own in kind for _, kind in found)
@@ -145,5 +145,5 @@ def test_without_a_compiler_a_gpu_runs_the_function(monkeypatch):
 
     monkeypatch.setenv("CXX", "/nothing/like/it")
     assert "was not compiled" in library.refusal(unmade.name, on_cuda=True)
-    with programs.collecting(H100, None), pytest.raises(RuntimeError, match="was not compiled"):
+    with collecting(H100, None), pytest.raises(RuntimeError, match="was not compiled"):
         ops.explain(ops.recurrence, unmade, torch.zeros(1, 1, 4), torch.zeros(4, 4), [torch.zeros(1, 4)])

@@ -1,5 +1,4 @@
-"""docs/developers/kernels.md and races.md: the commands run their kernels, and the printed reports are those of the
-interpreter and of the thread sanitizer."""
+"""The commands of docs/developers/kernels.md and races.md run their kernels, and print what the pages print."""
 
 import os
 import re

@@ -1,5 +1,4 @@
-"""Every primitive of csrc/device/device.h behaves as its comment there says: on the interpreter for several seeds, and
-on hardware if there is a GPU."""
+"""Every primitive of csrc/device/device.h behaves as its comment says, on the interpreter for several seeds."""
 
 import numpy as np
 import pytest

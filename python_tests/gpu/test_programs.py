@@ -1,5 +1,6 @@
-"""precompile compiles exactly the kernels that a call launches, forward and backward: calls run on a stand-in for the
-driver, with every kernel replaced by an empty one."""
+"""precompile compiles exactly the kernels that a call launches, forward and backward.
+
+Calls run on a stand-in for the driver, with every kernel replaced by an empty one."""
 
 import contextlib
 
@@ -18,7 +19,7 @@ from python_tests.samples import (
 from rnnkern import _compiler, _precompile, ops
 from rnnkern.ops import explain
 from rnnkern.ops._recurrence.autograd import KERNEL_CELLS
-from rnnkern.ops.programs import collecting
+from rnnkern.ops.dispatch import collecting
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 pytestmark = pytest.mark.skipif(bool(standin.missing()), reason=standin.missing())

@@ -1,5 +1,4 @@
-"""Calls of the recurrence's CUDA kernels over a table of kernels and cells: drawn arguments, sequences without steps,
-NaN, which kernel runs, what is not computed, and what is saved."""
+"""Calls of the recurrence's CUDA kernels, over a table of kernels and cells: values, NaN, the choice, what is saved."""
 
 import itertools
 import os

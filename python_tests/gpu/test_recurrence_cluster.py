@@ -1,5 +1,4 @@
-"""What the recurrence's cluster and grid kernels alone have: every compiled tile, the sizes of large layers, and two
-groups of sequences on a cluster, which take turns."""
+"""What the recurrence's cluster and grid kernels alone have: tiles, large layers, and groups that take turns."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""Values, gradients, selected events and bits of the CUDA kernels of relevancy_recurrence, over a table of kernels,
-cells and options."""
+"""Values, gradients, selected events and bits of the CUDA kernels of relevancy_recurrence, over a table of options."""
 
 import pytest
 import torch

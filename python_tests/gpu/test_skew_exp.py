@@ -13,7 +13,7 @@ from python_tests.ops.orthogonal_oracle import Spectrum
 from python_tests.tiers import quick_where
 from rnnkern import _extension
 from rnnkern.ops import skew_exp
-from rnnkern.ops._orthogonal import triton as orthogonal_triton
+from rnnkern.ops._orthogonal import skew_exp_triton
 from rnnkern.ops._orthogonal.schemes import DOUBLINGS
 
 pytest.importorskip("triton")
@@ -53,21 +53,21 @@ def test_nothing_waits_for_the_device(size, dtype, monkeypatch):
     """Uses tensors without values: reading one raises an error, and all launches must follow from the sizes."""
     small_forward, small_backward, product = (Launches() for _ in range(3))
     kernels = SimpleNamespace(small_forward=small_forward, small_backward=small_backward, product=product)
-    monkeypatch.setattr(orthogonal_triton, "kernels", lambda: kernels)
+    monkeypatch.setattr(skew_exp_triton, "kernels", lambda: kernels)
     A = torch.empty(2, size, size, dtype=dtype, device="meta")
     with OneDevice("meta"):
-        _, kept, plan = orthogonal_triton.forward(A, False, True)
-        assert orthogonal_triton.backward(torch.empty_like(A), A, kept, plan).shape == A.shape
-    if size <= orthogonal_triton.LARGEST:
+        _, kept, plan = skew_exp_triton.forward(A, False, True)
+        assert skew_exp_triton.backward(torch.empty_like(A), A, kept, plan).shape == A.shape
+    if size <= skew_exp_triton.LARGEST:
         assert (len(small_forward), len(small_backward), len(product)) == (1, 1, 0)
     else:
         squarings = [constants for _, constants in product if constants["IF"] == "copy"]
-        assert len(squarings) == DOUBLINGS + 4 * orthogonal_triton.scheme(dtype)[3] + 2
+        assert len(squarings) == DOUBLINGS + 4 * skew_exp_triton.scheme(dtype)[3] + 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_squarings_are_those_of_the_largest_norm(dtype):
-    _, limits, _, most = orthogonal_triton.scheme(dtype)
+    _, limits, _, most = skew_exp_triton.scheme(dtype)
     assert limits[1] * 2 ** (most - 1) < 1000 <= limits[1] * 2**most
 
 
@@ -87,16 +87,16 @@ POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64"}
 
 
 def compile_small(dtype, arch, block):
-    kernels = orthogonal_triton.kernels()
-    coefficients, limits, places, most = orthogonal_triton.scheme(dtype)
+    kernels = skew_exp_triton.kernels()
+    coefficients, limits, places, most = skew_exp_triton.scheme(dtype)
     constants = {
-        "BLOCK": block, "KEPT": orthogonal_triton.KEPT[dtype], "TRAINING": True, "MINUS_IDENTITY": False,
-        "C": coefficients, "LIMITS": limits, "SCHEMES": places, "BOUND": orthogonal_triton.BOUND, "MOST": most,
+        "BLOCK": block, "KEPT": skew_exp_triton.KEPT[dtype], "TRAINING": True, "MINUS_IDENTITY": False,
+        "C": coefficients, "LIMITS": limits, "SCHEMES": places, "BOUND": skew_exp_triton.BOUND, "MOST": most,
     }  # fmt: skip
     for kernel in (kernels.small_forward, kernels.small_backward):
         kinds = dict.fromkeys(kernel.arg_names, POINTERS[dtype]) | {"n": "i32", "plan": "*i64"}
         given = {name: value for name, value in constants.items() if name in kernel.arg_names}
-        compiled(kernel, kinds, given, arch, orthogonal_triton._warps(block))
+        compiled(kernel, kinds, given, arch, skew_exp_triton._warps(block))
 
 
 @pytest.mark.parametrize("arch", quick_where(lambda arch: arch == 90, [80, 90, 100]))
@@ -108,23 +108,23 @@ def test_kernels_of_small_matrices_compile_ahead_of_time(dtype, arch):
 @pytest.mark.proof
 def test_the_largest_matrix_of_a_program_fits_every_gpu():
     """In float64, which needs twice the memory."""
-    compile_small(torch.float64, 90, orthogonal_triton._block(orthogonal_triton.LARGEST))
+    compile_small(torch.float64, 90, skew_exp_triton._block(skew_exp_triton.LARGEST))
 
 
 def products(size, dtype, monkeypatch):
     """The distinct launches of a forward and a backward pass."""
     A, plan = torch.zeros(1, size, size, dtype=dtype), torch.zeros(1, 2, dtype=torch.int64)
-    kept, launches = A.new_zeros(1, orthogonal_triton.KEPT[dtype], size, size), Launches()
+    kept, launches = A.new_zeros(1, skew_exp_triton.KEPT[dtype], size, size), Launches()
     with monkeypatch.context() as patch:
-        patch.setattr(orthogonal_triton.kernels(), "product", launches)
-        orthogonal_triton._large_forward(A, kept, plan, False)
-        orthogonal_triton._large_backward(A, A, kept, plan)
+        patch.setattr(skew_exp_triton.kernels(), "product", launches)
+        skew_exp_triton._large_forward(A, kept, plan, False)
+        skew_exp_triton._large_backward(A, A, kept, plan)
     return list({repr(constants): (args, constants) for args, constants in launches}.values())
 
 
 def compile_product(args, constants, arch):
-    kernel = orthogonal_triton.kernels().product
-    constants = {name: x for name, x in constants.items() if name not in orthogonal_triton.OPTIONS}
+    kernel = skew_exp_triton.kernels().product
+    constants = {name: x for name, x in constants.items() if name not in skew_exp_triton.OPTIONS}
     warps = constants.pop("num_warps")
 
     def kind(x):

@@ -66,7 +66,7 @@ def test_it_tells_the_truth_about_projections_and_force():
     plain, projected = nn.LSTM(I, H, 2), nn.LSTM(I, H, 2, proj_size=2)
     (wanted,) = {c.implementation for c in explain(plain, x)}
     assert [c.implementation for c in explain(projected, x)] == [wanted] * 2
-    with rnnkern.ops.use("triton"), pytest.raises(ValueError, match="triton"):
+    with rnnkern.use("triton"), pytest.raises(ValueError, match="triton"):
         plain(x)
     with pytest.raises(RuntimeError, match="input_size"):
         explain(plain, torch.zeros(T, B, I + 1))

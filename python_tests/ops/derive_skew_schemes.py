@@ -20,6 +20,7 @@ The constants of the bound on the 2-norm (``BOUND``, explained in csrc/orthogona
 that CPU and GPU kernels use the same ones.
 """
 
+import textwrap
 from pathlib import Path
 
 from mpmath import chop, cos, exp, findroot, mp, mpc, mpf, pi, polyval, sqrt
@@ -212,7 +213,7 @@ def header(found) -> str:
 
 def module(found) -> str:
     lines = [
-        '"""Written by python_tests/ops/derive_skew_schemes.py, which says what they are: the polynomials of skew_exp.',
+        '"""The polynomials of skew_exp, written by python_tests/ops/derive_skew_schemes.py, which derives them.',
         "",
         "For each dtype (degree, limit of the 2-norm, products), each product (left, right, added): sums over S and",
         'the products before, with the part of I as the last of ``right``. Above it, how the 2-norm is bounded."""',
@@ -227,7 +228,8 @@ def module(found) -> str:
         for degree, rho, products in schemes:
             lines += [f"        ({degree}, {rho!r}, ["]
             for left, right, added in products:
-                lines += [f"            ({left!r},", f"             {right!r},", f"             {added!r}),"]
+                text = f"({left!r}, {right!r}, {added!r}),"
+                lines += textwrap.wrap(text, 120, initial_indent=" " * 12, subsequent_indent=" " * 13)
             lines += ["        ]),"]
         lines += ["    ],"]
     return "\n".join([*lines, "}", ""])

@@ -1,5 +1,4 @@
-"""Derivatives of the recurrence, over its cells and options: first, second and third ones, and
-what they need."""
+"""Derivatives of the recurrence, over its cells and options: first, second and third ones, and what they need."""
 
 import pytest
 import torch

@@ -1,5 +1,6 @@
-"""The recurrence rejects wrong arguments before it computes anything, with real and fake tensors, over a table of calls
-that are spoilt; messages name the argument, the expected value and the actual one."""
+"""The recurrence rejects wrong arguments before it computes anything, over a table of calls that are spoilt.
+
+Tensors are real and fake; messages name the argument, the expected value and the actual one."""
 
 import re
 

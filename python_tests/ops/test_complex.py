@@ -1,5 +1,4 @@
-"""The recurrence with complex numbers against the complex formula, over the options that it has; at zero; what it
-refuses."""
+"""The recurrence with complex numbers against the complex formula: options, numbers at zero, and what it refuses."""
 
 import pytest
 import torch

@@ -1,5 +1,6 @@
-"""Derivatives of every order and their transforms, over the table of operators: gradcheck, gradgradcheck, torch.func,
-torch.vmap and torch.compile. Those of the recurrence are in test_autograd.py and test_transforms.py."""
+"""Derivatives of every order and their transforms, over the table of operators.
+
+Those of the recurrence are in test_autograd.py and test_transforms.py."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""Choice of the implementation of the recurrence, over its cells and options: the result of `explain` is compared with
-counters of kernels that ran."""
+"""The implementation that `explain` names for the recurrence is the one that runs, over its cells and options."""
 
 import json
 import threading
@@ -14,9 +13,9 @@ from torch.nn.utils.rnn import pack_sequence
 import rnnkern.nn
 from python_tests.samples import covering_rows, outputs_and_gradients, recurrence_sample
 from python_tests.tiers import LEVELS
-from rnnkern import _extension
+from rnnkern import _extension, use
 from rnnkern._torch_private import context_of_backward
-from rnnkern.ops import explain, recurrence, use
+from rnnkern.ops import explain, recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.reference import CELLS
 

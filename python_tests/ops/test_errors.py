@@ -1,5 +1,7 @@
-"""Errors name the operator, the argument and what came, over the table of operators: first each tensor and each flag by
-the same rules, then what only some operators refuse. Those of the recurrence are in test_checks.py."""
+"""Errors name the operator, the argument and what came, over the table of operators.
+
+Each tensor and each flag follows the same rules; then comes what only some operators refuse. Errors of the recurrence
+are in test_checks.py."""
 
 import math
 
@@ -51,10 +53,12 @@ def test_each_tensor_is_checked(name, what):
 FLAGS = [
     (name, key) for name in OPERATORS for key in ("reverse", "packed", "return_scores") if key in draw(name).options
 ]
+FLAGS += [("linear_scan", "return_sequence"), ("gather_attention", "return_weights")]
+FLAGS += [("relevancy_recurrence", "return_memory"), ("sab_recurrence", "return_memory")]
 NUMBERS = [(name, key) for name in OPERATORS for key, x in draw(name).options.items() if isinstance(x, float)]
 
 
-@pytest.mark.parametrize(("name", "key"), [*FLAGS, ("linear_scan", "return_sequence")])
+@pytest.mark.parametrize(("name", "key"), FLAGS)
 def test_each_flag_is_checked(name, key):
     with pytest.raises(TypeError, match=f"{name}: `{key}` must be a bool, got 1"):
         getattr(ops, name)(**draw(name).arguments() | {key: 1})

@@ -1,5 +1,4 @@
-"""FLOPs of each operator, forward and backward: those of the reference where it computes the same products, of
-scaled_dot_product_attention, or counted by hand."""
+"""FLOPs of each operator, forward and backward: the reference's, those of PyTorch's attention, or counted by hand."""
 
 from collections import Counter
 
@@ -12,6 +11,7 @@ from python_tests.samples.operators import draw, results
 from rnnkern import ops, reference
 from rnnkern.ops._orthogonal import householder
 from rnnkern.ops._recurrence.facts import saved_by
+from rnnkern.ops._recurrence.pair import both
 from rnnkern.reference import CELLS
 
 T, B, I, H = 4, 3, 5, 8  # noqa: E741
@@ -50,20 +50,20 @@ def test_a_recurrence_counts_what_the_reference_does_and_what_it_computes_again(
 
 @pytest.mark.parametrize("save_gates", [True, False])
 @pytest.mark.parametrize("needs_x", [True, False])
-@pytest.mark.parametrize("pair", ["recurrence_stacked", "recurrence_bidirectional"])
-def test_a_pair_counts_what_two_calls_do(pair, needs_x, save_gates, threads):
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_pair_counts_what_two_calls_do(stacked, needs_x, save_gates, threads):
     def call(inputs):
         sample = recurrence_sample("lstm_projected", T, B, H, inputs=inputs, requires_grad=True)
         return {"R": sample.args[2], "state": sample.args[3], **sample.kwargs, "save_gates": save_gates}
 
-    calls = call(I), call(H // 2 if pair == "recurrence_stacked" else I)
+    calls = call(I), call(H // 2 if stacked else I)
     for options in calls:
         options.pop("reverse")
     x = torch.randn(T, B, I, dtype=torch.float64, requires_grad=needs_x)
 
     def run():
-        found = getattr(ops, pair)("lstm_projected", x, *calls)
-        h = found[0] if pair == "recurrence_stacked" else found[0][0] + found[1][0]
+        found = both("lstm_projected", x, *calls, stacked=stacked)
+        h = found[0] if stacked else found[0][0] + found[1][0]
         h.sum().backward()
 
     threads(1)

@@ -1,5 +1,4 @@
-"""What gather_attention alone promises: the contents of lists, scores that are hard, and the ids of a relevancy
-recurrence."""
+"""What gather_attention alone promises: contents of lists, hard scores, and the ids of a relevancy recurrence."""
 
 import pytest
 import torch

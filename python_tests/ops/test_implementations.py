@@ -1,5 +1,6 @@
-"""The choice of the implementation, over the table of operators: explain names the one that runs, the fallback gives
-the same numbers, and shapes need no kernel. Those of the recurrence are in test_dispatch.py."""
+"""explain names the implementation that runs, over the table of operators, and the fallback gives the same numbers.
+
+Shapes need no kernel. The choice for the recurrence is in test_dispatch.py."""
 
 import json
 

@@ -1,5 +1,6 @@
-"""What `keep`, the weight of the old state at each step, promises besides the tables of the recurrence, which have it
-among their options: for every cell, its two ends to the bit; its errors; and calls that no table has."""
+"""What `keep`, the weight of the old state, promises besides the tables of the recurrence, which have it as an option.
+
+For every cell its two ends to the bit; its errors; and calls that no table has."""
 
 import pytest
 import torch
@@ -7,9 +8,9 @@ from torch._subclasses import FakeTensorMode
 from torch.func import grad, jvp, vmap
 
 from python_tests.samples import assert_same_bits, check_recurrence, outputs_and_gradients, recurrence_sample, takes
-from rnnkern import cells, reference
+from rnnkern import cells, reference, use
 from rnnkern._extension import PerformanceWarning
-from rnnkern.ops import explain, recurrence, recurrence_tangent, slow_path, use
+from rnnkern.ops import dispatch, explain, recurrence, recurrence_tangent
 from rnnkern.ops._recurrence.facts import KERNEL_CELLS, saved_by
 
 F64 = torch.float64
@@ -134,7 +135,7 @@ def test_it_has_no_derivative():
 
 def test_on_a_gpu_the_reference_serves_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(slow_path, "_said", set())
+    monkeypatch.setattr(dispatch, "_said", set())
     with FakeTensorMode():
         u, R, h0, keep = (torch.empty(shape, device="cuda") for shape in ((T, B, H), (H, H), (B, H), (T, B)))
         assert explain(recurrence, "tanh", u, R, (h0,)).implementation == "cuda"

@@ -1,5 +1,4 @@
-"""Memory of the recurrence, for every cell: what a call saves for the backward pass, in elements per step and sequence;
-the peak of its passes; and large buffers, which are cached."""
+"""Memory of the recurrence, for every cell: what a call saves, the peak of its passes, and buffers that are cached."""
 
 import pytest
 import torch

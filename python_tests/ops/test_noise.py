@@ -1,5 +1,6 @@
-"""Zoneout and recurrent dropout: properties of the random draws. Other tests compare kernels with the reference, with
-samples that have both."""
+"""Zoneout and recurrent dropout: properties of the random draws.
+
+Other tests compare kernels with the reference, with samples that have both."""
 
 import math
 from functools import partial

@@ -1,5 +1,4 @@
-"""What cayley, schur_weight, project_orthogonal and householder_product alone promise: orthogonal matrices, by
-their definitions."""
+"""cayley, schur_weight, project_orthogonal and householder_product give orthogonal matrices, by their definitions."""
 
 import pytest
 import torch

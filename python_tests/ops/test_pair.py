@@ -1,9 +1,9 @@
-"""Both directions, or two layers, in one call equal two calls, over a covering array of cells and options: bits and
-derivatives; and the conditions for one call."""
+"""Both directions, or two layers, in one call equal two calls, over a covering array: bits, derivatives, conditions."""
 
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +13,9 @@ import rnnkern
 from python_tests.samples import changed, covering_rows, recurrence_sample
 from python_tests.samples.agreement import wide
 from python_tests.samples.recorded import opcheck, recorded
-from rnnkern.ops import explain, recurrence, recurrence_bidirectional, recurrence_stacked, use
+from rnnkern import use
+from rnnkern.ops import recurrence
+from rnnkern.ops._recurrence.pair import both
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.testing import assert_close, saved_bytes
 
@@ -24,7 +26,8 @@ class Pair(NamedTuple):
     """Two recurrences in one call and in two calls. Both functions return (h, final state) of each recurrence; h is
     None if it is not available."""
 
-    op: Callable  # the public function, which has `_choose`
+    op: Callable
+    choose: Callable  # the implementation of each recurrence
     at_once: Callable
     two_calls: Callable
     how: str
@@ -34,8 +37,11 @@ class Pair(NamedTuple):
         return f"the cpu kernel serves this call, {self.how}"
 
 
-def stacked(cell, x, lower, upper):
-    h, lower_state, upper_state = recurrence_stacked(cell, x, lower, upper)
+directions, layers = (partial(both, stacked=stacked) for stacked in (False, True))
+
+
+def at_once_layers(cell, x, lower, upper):
+    h, lower_state, upper_state = layers(cell, x, lower, upper)
     return (None, lower_state), (h, upper_state)
 
 
@@ -49,9 +55,12 @@ def two_layers(cell, x, lower, upper):
 
 
 DIRECTIONS = Pair(
-    recurrence_bidirectional, recurrence_bidirectional, two_directions, "side by side with the other direction"
+    directions, partial(both._choose, stacked=False), directions, two_directions,
+    "side by side with the other direction",
+)  # fmt: skip
+LAYERS = Pair(
+    layers, partial(both._choose, stacked=True), at_once_layers, two_layers, "in one call with the other layer"
 )
-LAYERS = Pair(recurrence_stacked, stacked, two_layers, "in one call with the other layer")
 pairs = pytest.mark.parametrize("pair", [DIRECTIONS, LAYERS], ids=["directions", "layers"])
 
 ROWS = covering_rows(
@@ -124,7 +133,7 @@ TWICE = ["recurrence", "recurrence", "recurrence_backward", "recurrence_backward
 
 
 def name_of(row):
-    named = {**row, "pair": row["pair"].at_once.__name__}
+    named = {**row, "pair": "layers" if row["pair"] is LAYERS else "directions"}
     return "-".join(str(v).removeprefix("torch.") if not isinstance(v, bool) else key * v for key, v in named.items())
 
 
@@ -162,7 +171,7 @@ def test_both_are_one_operator_and_each_is_counted(pair, threads):
     level = rnnkern.build_info()["simd_level"]
     counted = Counter(json.loads(torch.ops.rnnkern.kernel_counts())) - before
     assert counted == {f"recurrence/cpu/{way}/lstm/{level}": 2 for way in ("forward", "backward")}
-    assert explain(pair.op, *call) == [("cpu", pair.reason)] * 2
+    assert pair.choose(*call) == [("cpu", pair.reason)] * 2
     with torch.no_grad():
         assert ran(lambda: pair.op(*call)) == BOTH[:1]
 
@@ -187,7 +196,7 @@ def test_calls_that_differ_are_two(change, pair, threads):
     call = sample(pair, "gru", 4, 3, 8, dtype=torch.float32, requires_grad=True)
     DIFFERENT[change](*call[1:])
     assert ran(lambda: run(pair.at_once, *call)) == TWICE
-    assert pair.reason not in [c.reason for c in explain(pair.op, *call)]
+    assert pair.reason not in [c.reason for c in pair.choose(*call)]
     wanted = run(pair.two_calls, *call)
     for name, value in run(pair.at_once, *call).items():
         assert torch.equal(value, wanted[name]), name
@@ -198,11 +207,11 @@ def test_one_thread_or_another_implementation_or_a_transform_takes_two_calls(pai
     threads(1)
     call = cell, x, *arguments = sample(pair, "gru", 4, 3, 8, dtype=torch.float32, requires_grad=True)
     assert ran(lambda: run(pair.at_once, *call)) == TWICE
-    assert explain(pair.op, *call) == [("cpu", "the cpu kernel serves this call")] * 2
+    assert pair.choose(*call) == [("cpu", "the cpu kernel serves this call")] * 2
     threads(2)
     with use("reference"):
         assert ran(lambda: run(pair.at_once, *call)) == []
-        assert explain(pair.op, *call) == [("reference", "forced by use('reference')")] * 2
+        assert pair.choose(*call) == [("reference", "forced by use('reference')")] * 2
     with use("cpu"):
         assert ran(lambda: run(pair.at_once, *call)) == BOTH
     last = lambda x: pair.at_once(cell, x, *arguments)[1][0].sum()  # noqa: E731
@@ -225,7 +234,7 @@ def test_wrong_arguments_of_either_are_named(pair, threads):
     threads(2)
     cell, x, one, other = sample(pair, "lstm", 4, 3, 8)
     for wrong in ((one | {"R": one["R"][1:]}, other), (one, other | {"R": other["R"][1:]})):
-        for op in (pair.op, pair.op._choose):
+        for op in (pair.op, pair.choose):
             with pytest.raises(ValueError, match=r"recurrence: `R` must be \(G\*H, H\)"):
                 op(cell, x, *wrong)
     with pytest.raises(TypeError, match="`u` must be a tensor"):

@@ -1,5 +1,6 @@
-"""Random calls agree with the reference, over the table of operators: sizes, options, layouts, SIMD levels and threads
-drawn by Hypothesis. Those of the recurrence are in test_properties.py."""
+"""Calls drawn by Hypothesis agree with the reference: sizes, options, layouts, SIMD levels and threads.
+
+Those of the recurrence are in test_properties.py."""
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from python_tests.ops.drawn import FEW, batch_sizes_of, machine, spread
 from python_tests.samples.agreement import changed, nudged, wide
 from python_tests.samples.operators import F32, F64, OPERATORS, Call, draw, results
 from python_tests.tiers import LEVELS
-from rnnkern import ops
+from rnnkern import ops, use
 from rnnkern.testing import GROSS, assert_close
 
 ALL = (F64, F32, torch.bfloat16)
@@ -76,7 +77,7 @@ def test_any_call_gives_the_references_numbers(name, dtype, data, seed, level, t
     plain = contiguous(call)
     near = changed(plain, nudged) if dtype == F64 else plain
     op = getattr(ops, name)
-    with ops.use("reference"):
+    with use("reference"):
         naive, truth = (results(op, like, transposed) for like in (near, changed(plain, wide)))
     with machine(level, threads):
         found = results(op, call, transposed)

@@ -1,5 +1,4 @@
-"""The CPU kernels against the reference, over all cells and options and a covering array of sizes: values, gradients,
-layouts, determinism."""
+"""The CPU kernels against the reference, over all cells and options: values, gradients, layouts, determinism."""
 
 import itertools
 import os

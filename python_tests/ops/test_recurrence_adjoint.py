@@ -1,5 +1,4 @@
-"""Gradients with respect to h of every step, over the cells and options of the recurrence's table: the backward kernel
-against the reference."""
+"""Gradients with respect to h of every step, over the recurrence's table: the backward kernel against the reference."""
 
 import pytest
 import torch
@@ -10,8 +9,8 @@ from python_tests.samples import agree, recurrence_sample
 from python_tests.samples.recorded import opcheck
 from python_tests.samples.tangents import DERIVED_ROWS, derived_draws
 from python_tests.tiers import each_level
-from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
+from rnnkern.ops._recurrence.recurrence_tangent import recurrence_adjoint
 from rnnkern.reference._recurrence import recurrence_adjoint as by_the_reference
 
 

@@ -1,5 +1,4 @@
-"""Tangents of the recurrence, over the cells and options of its table: the kernel against the reference and against the
-backward pass; their bits and their orthonormalization."""
+"""Tangents of the recurrence, over its table: the kernel against the reference and the backward pass; bits."""
 
 import math
 

@@ -1,5 +1,4 @@
-"""The reference, to which all kernels are compared, over all cells: against scalar equations; heads, resets,
-`grad_scale` and empty sizes."""
+"""The reference, to which all kernels are compared, against scalar equations over all cells."""
 
 import itertools
 import math

@@ -1,5 +1,4 @@
-"""The registered operators pass torch.library.opcheck, over the table of operators: each one that a call or its
-backward pass enters, with the arguments that it had."""
+"""The registered operators that a call or its backward pass enters pass torch.library.opcheck, over the table."""
 
 import pytest
 import torch

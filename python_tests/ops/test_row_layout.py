@@ -1,5 +1,4 @@
-"""Packed input in every family of recurrences: the operators accept any memory layout of `batch_sizes` and reject
-inconsistent sizes."""
+"""Packed input in every family of recurrences: any memory layout of `batch_sizes`, and no inconsistent sizes."""
 
 import pytest
 import torch

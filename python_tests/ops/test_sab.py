@@ -1,5 +1,4 @@
-"""What sab_recurrence alone promises: it selects as the reference and the published code do, in chunks too, and what
-flows through its memory."""
+"""What sab_recurrence alone promises: selections as the reference and the published code make them, also in chunks."""
 
 import random
 

@@ -1,5 +1,4 @@
-"""What a sequence means, over the recurrences of the table: parts of it are the whole, a packed sequence is that
-sequence alone, and NaN ends at a reset."""
+"""Parts of a sequence are the whole, a packed one is that one alone, and NaN ends at a reset, over the recurrences."""
 
 import pytest
 import torch

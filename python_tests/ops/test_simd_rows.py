@@ -1,5 +1,6 @@
-"""Partial vector loads and stores at the ends of rows, tested directly: tests of operators would rarely notice access
-to one byte too many."""
+"""Partial vector loads and stores at the ends of rows, tested directly.
+
+Tests of operators would rarely notice access to one byte too many."""
 
 import os
 import shlex

@@ -1,5 +1,4 @@
-"""What similarity alone promises: identities of the normalization, masks, lengths, segments,
-and numbers near the smallest."""
+"""What similarity alone promises: identities of the normalization, masks, lengths, segments, and tiny numbers."""
 
 import math
 

@@ -8,7 +8,7 @@ from torch._subclasses import FakeTensorMode
 
 import rnnkern
 from rnnkern import PerformanceWarning, _compiler, _extension, ops
-from rnnkern.ops import slow_path
+from rnnkern.ops import dispatch
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 u, R, h0 = torch.zeros(3, 2, 4), torch.zeros(4, 4), torch.zeros(2, 4)
@@ -20,7 +20,7 @@ def run():
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    monkeypatch.setattr(slow_path, "_said", set())
+    monkeypatch.setattr(dispatch, "_said", set())
 
 
 @pytest.fixture

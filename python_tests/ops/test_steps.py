@@ -1,5 +1,4 @@
-"""recurrence(steps=...), one input for all steps, over the cells and options of the recurrence's table: against the
-reference with the input repeated."""
+"""recurrence(steps=...), one input for all steps, against the reference with the input repeated, over its table."""
 
 import functools
 
@@ -17,8 +16,8 @@ from python_tests.samples import (
     recurrence_sample,
     takes,
 )
-from rnnkern import reference
-from rnnkern.ops import explain, recurrence, use
+from rnnkern import reference, use
+from rnnkern.ops import explain, recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.testing import peak_bytes
 

@@ -1,5 +1,6 @@
-"""Subnormal numbers, over the table of operators: every thread keeps its own setting. CPU kernels of
-float32 and narrower take them for zero, those of float64 compute with them."""
+"""Subnormal numbers, over the table of operators: every thread keeps its own setting.
+
+CPU kernels of float32 and narrower take them for zero, those of float64 compute with them."""
 
 import ctypes
 import math

@@ -1,5 +1,4 @@
-"""Products of bfloat16, at the SIMD levels ``avx512_bf16`` and ``amx``; and in tiles of ``amx``, over all cells, those
-of float32 where PyTorch's setting allows it."""
+"""Products of bfloat16 at the levels ``avx512_bf16`` and ``amx``, and of float32 in tiles where PyTorch allows it."""
 
 from contextlib import contextmanager, nullcontext
 from functools import partial

@@ -1,5 +1,4 @@
-"""torch.func and torch.vmap, over a covering array of transforms, cells and options of the recurrence: results of the
-kernel against those of the reference."""
+"""torch.func and torch.vmap of the recurrence equal the reference's, over a covering array of transforms."""
 
 import functools
 import json

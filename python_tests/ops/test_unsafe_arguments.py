@@ -1,5 +1,6 @@
-"""Kernels refuse arguments whose sizes or dtypes do not fit, over the table of operators: the registered operators
-receive unchecked arguments, and would read or write memory that is not there."""
+"""Kernels refuse arguments whose sizes or dtypes do not fit, over the table of operators.
+
+The registered operators receive unchecked arguments, and would read or write memory that is not there."""
 
 import pytest
 import torch

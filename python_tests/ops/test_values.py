@@ -1,5 +1,7 @@
-"""Values and gradients are the reference's by the closeness rule, over the table of operators: awkward sizes, every
-option, dtype and SIMD level. Operators whose selections need more care have files of their own."""
+"""Values and gradients are the reference's by the closeness rule, over the table of operators.
+
+Sizes are awkward, with every option, dtype and SIMD level. Operators whose selections need more care have files of
+their own."""
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ import torch
 from perf import bench, ensemble, harness, neural_ode, record, recurrence
 from perf.harness import Effort
 from rnnkern import _gemm as gemm
-from rnnkern.ops import use
+from rnnkern import use
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 compiled_part = pytest.mark.skipif(not KERNEL_CELLS, reason="no compiled part: there is no kernel to measure")

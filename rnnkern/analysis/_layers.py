@@ -12,7 +12,7 @@ from torch.nn import Module, RNNBase
 from rnnkern.analysis._gains import GATES, ROWS
 from rnnkern.analysis._spectral import UnitSamples
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
+from rnnkern.ops._recurrence.recurrence_tangent import recurrence_adjoint
 from rnnkern.reference._recurrence import cell_of, product_of
 
 DTYPES = (torch.float32, torch.float64)

@@ -11,7 +11,7 @@ from torch.nn import Module
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from rnnkern.ops import Choice
-from rnnkern.ops.slow_path import level_of_caller
+from rnnkern.ops.dispatch import level_of_caller
 
 
 class Unquantized(Module):

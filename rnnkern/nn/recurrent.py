@@ -1,6 +1,7 @@
 """The base class of the recurrent layers puts the parameters and checks of torch.nn around calls of the operator."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Never
 
 import torch
@@ -14,7 +15,8 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern.nn import autocast
 from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, said_per_layer, shown, spelled
 from rnnkern.nn.filters import Filter
-from rnnkern.ops import Choice, recurrence, recurrence_bidirectional, recurrence_stacked
+from rnnkern.ops import Choice, recurrence
+from rnnkern.ops._recurrence.pair import both
 from rnnkern.ops._recurrence.recurrence import step
 
 
@@ -199,8 +201,7 @@ class RecurrentBase(Unquantized, RNNBase):
             for call in calls:
                 if self.training:
                     call |= self._noise(sequence)
-            both = recurrence_bidirectional if self.bidirectional else recurrence_stacked
-            results = self._layer(x, calls, recurrence, both)
+            results = self._layer(x, calls, recurrence, partial(both, stacked=not self.bidirectional))
             if self.bidirectional:
                 outputs, final = zip(*results, strict=True)
                 x = torch.cat(outputs, dim=-1)
@@ -259,8 +260,8 @@ class RecurrentBase(Unquantized, RNNBase):
         choices = []
         for calls in self._calls(sequence):
             x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], calls[0]["weight_ih"].shape[1])
-            both = recurrence_bidirectional if self.bidirectional else recurrence_stacked
-            choices += self._layer(x, calls, recurrence._choose, both._choose)
+            two = partial(both._choose, stacked=not self.bidirectional)
+            choices += self._layer(x, calls, recurrence._choose, two)
         return said_per_layer(choices, self.bidirectional)
 
     def _check(self, input, hx, reset) -> TimeFirst:

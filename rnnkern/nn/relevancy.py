@@ -15,8 +15,9 @@ from rnnkern import parametrizations
 from rnnkern.nn import autocast
 from rnnkern.nn.options import MemoryOptions, RelevancyOptions, with_options
 from rnnkern.nn.single import Attending, empty_parameter, state_like, uniform_, without_layers
-from rnnkern.ops import RelevancyMemory, RelevancyState, relevancy_recurrence
+from rnnkern.ops import RelevancyState, relevancy_recurrence
 from rnnkern.ops._relevancy.relevancy import CHOICES
+from rnnkern.reference import RelevancyMemory
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 NONLINEARITIES = tuple(cell for cell in RELEVANCY_CELLS if cell != "lstm")

@@ -13,8 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern.nn import autocast
 from rnnkern.nn.options import with_options
 from rnnkern.nn.single import Attending, empty_parameter, state_like, uniform_, without_layers
-from rnnkern.ops import SABMemory, SABState, sab_recurrence
+from rnnkern.ops import SABState, sab_recurrence
 from rnnkern.ops._relevancy.sab import ALIGNMENTS
+from rnnkern.reference import SABMemory
 
 
 @with_options

@@ -1,11 +1,15 @@
 """Checks of operator arguments. Each error names the operator, the argument, the expected value and the actual one."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rnnkern._torch_private import FakeTensor, is_batched
+from rnnkern._torch_private import FakeTensor, is_batched, is_wrapped
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -35,7 +39,7 @@ def check_shape(op: str, name: str, tensor: Tensor, symbols: str, wanted: tuple[
         raise ValueError(f"{op}: `{name}` must be {symbols} = {wanted}, got {shape_of(tensor)}")
 
 
-def check_dtype(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+def check_dtype(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
     if x.dtype not in dtypes:
@@ -46,6 +50,67 @@ def check_square(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...])
     check_dtype(op, name, x, dtypes)
     if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
         raise ValueError(f"{op}: `{name}` must be (..., N, N), got {shape_of(x)}")
+
+
+def check_flags(op: str, **flags: bool) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{op}: `{name}` must be a bool, got {flag!r}")
+
+
+def check_choice(op: str, name: str, choice: Any, choices: Collection[Any]) -> None:
+    if choice not in choices:
+        raise ValueError(f"{op}: `{name}` must be one of {choices}, got {choice!r}")
+
+
+def check_number(op: str, name: str, number: float) -> None:
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"{op}: `{name}` must be a number, got {number!r}")
+    if not math.isfinite(number):
+        raise ValueError(f"{op}: `{name}` must be finite, got {number}")
+
+
+def check_group(
+    op: str, name: str, group: Sequence[Tensor], wanted: Sequence[str], like: Tensor, of_cell: str = ""
+) -> None:
+    """Checks a tuple of tensors like ``u``. ``wanted``: their names; ``of_cell``: names the cell that decides them."""
+    if not isinstance(group, (tuple, list)):
+        raise TypeError(f"{op}: `{name}` must be a tuple of tensors, got {type(group).__name__}")
+    if len(group) != len(wanted):
+        raise ValueError(f"{op}: `{name}`{of_cell} must be ({', '.join(wanted)}), got {len(group)} tensors")
+    for k, tensor in enumerate(group):
+        check_like(op, f"{name}[{k}]", tensor, "u", like)
+
+
+def check_input(
+    op: str, name: str, x: Tensor, batch_sizes: Tensor | None, columns: str, dtypes: tuple[torch.dtype, ...] = FLOATS
+) -> None:
+    """Checks that an input has one of the dtypes and is (T, B, columns), or packed (rows, columns)."""
+    check_dtype(op, name, x, dtypes)
+    _check_rank(op, name, x, batch_sizes, columns)
+
+
+def _check_rank(op: str, name: str, x: Tensor, batch_sizes: Tensor | None, columns: str) -> None:
+    if x.dim() != (3 if batch_sizes is None else 2):
+        packed = f"(sum of batch_sizes, {columns}) when `batch_sizes` is given"
+        wanted = f"(T, B, {columns})" if batch_sizes is None else packed
+        raise ValueError(f"{op}: `{name}` must be {wanted}, got {shape_of(x)}")
+
+
+def check_steps(
+    op: str, u: Tensor, batch: int, batch_sizes: Tensor | None, reset: Tensor | None, of_rows: str = "u",
+    of_batch: str = "state[0]",
+) -> int:  # fmt: skip
+    """Checks what is given for each step of ``u``, and returns T."""
+    steps = u.shape[0] if batch_sizes is None else check_batch_sizes(op, batch_sizes, len(u), batch, of_rows, of_batch)
+    if reset is not None:
+        check_reset(op, reset, u, steps, batch, of_rows)
+    return steps
+
+
+def readable(x: Tensor) -> bool:
+    """Whether values can be read without waiting for a device: not of a tensor that is fake or inside a transform."""
+    return x.is_cpu and not torch.compiler.is_compiling() and not isinstance(x, FakeTensor) and not is_wrapped(x)
 
 
 def check_reset(op: str, reset: Tensor, like: Tensor, steps: int, batch: int, of_like: str = "u") -> None:
@@ -62,11 +127,9 @@ def check_rows(
 ) -> None:
     """Checks an input (T, B, C), or packed (rows, C), of an elementwise operator, and its states (B, C). For packed
     rows the first state determines B; without a state ``batch_sizes`` does."""
-    if x.dim() != (3 if batch_sizes is None else 2):
-        wanted = "(T, B, C)" if batch_sizes is None else "(sum of batch_sizes, C) when `batch_sizes` is given"
-        raise ValueError(f"{op}: `{name}` must be {wanted}, got {shape_of(x)}")
+    _check_rank(op, name, x, batch_sizes, "C")
     (first, initial), *_ = states.items()
-    steps, batch, channels = x.shape[0], x.shape[1], x.shape[-1]
+    batch, channels = x.shape[1], x.shape[-1]
     if batch_sizes is not None:
         if initial is not None:
             batch = initial.shape[0] if initial.dim() else 0
@@ -75,10 +138,12 @@ def check_rows(
     for state, given in states.items():
         if given is not None:
             check_shape(op, state, given, "(B, C)", (batch, channels))
-    if batch_sizes is not None:
-        steps = check_batch_sizes(op, batch_sizes, x.shape[0], batch, name, first)
-    if reset is not None:
-        check_reset(op, reset, x, steps, batch, name)
+    check_steps(op, x, batch, batch_sizes, reset, name, first)
+
+
+def steps_of(x: Tensor, batch_sizes: Tensor | None) -> int:
+    """T, the number of time steps of an input (T, B, ...), or packed."""
+    return x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
 
 
 def first_batch(batch_sizes: Tensor) -> int:

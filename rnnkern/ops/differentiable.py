@@ -1,8 +1,8 @@
-"""Makes an operator differentiable from one description, instead of two hand-written autograd Functions and their
-rules.
+"""Makes an operator differentiable from one description, and calls any autograd.Function in every mode of PyTorch.
 
-One autograd.Function wraps the operator and another wraps its backward operator, because the transforms of torch.func
-ignore ``register_autograd``. Second derivatives differentiate the backward pass in plain PyTorch.
+The description takes the place of two hand-written autograd Functions with their rules: one wraps the operator and
+another its backward operator, because the transforms of torch.func ignore ``register_autograd``. Second derivatives
+differentiate the backward pass in plain PyTorch.
 """
 
 import itertools
@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
-from rnnkern.ops.transforms import (
-    applied_whole,
-    call_backward,
-    can_hand_out,
-    gradients_taken_back,
-    hand_out,
-    needs_derivatives,
-    no_forward_mode,
-    take_back,
-    transformed,
+from rnnkern._torch_private import (
+    constant_when_compiled,
+    in_forward_mode,
+    is_fake,
+    is_in_transform,
+    lazy_clone,
+    unwrap_dead_wrappers,
+    without_autograd,
 )
 
 _operators = torch.ops.rnnkern
@@ -46,6 +44,7 @@ def differentiable(
     kept: Sequence[int] = (),
     pooled: bool = False,
     optional: Sequence[int] = (),
+    stands_for: int | None = None,
     backward_arguments: Callable[..., Sequence[Any]] = lambda grads, saved, needs: (*grads, *saved, *needs),
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Returns the operator ``rnnkern::name`` with derivatives by ``rnnkern::name_backward``. An argument may be a list
@@ -64,9 +63,11 @@ def differentiable(
         fold: the rule for torch.vmap, a function of (function, info, dims, args), see :mod:`rnnkern.ops.folds`.
         shapes, backward_shapes: implementations of both operators for fake tensors.
         kept: indices of the outputs with gradients that ``saves`` returns too.
-        pooled: whether these are in pooled memory, see :func:`rnnkern.ops.transforms.can_hand_out`.
+        pooled: whether these are in pooled memory, see :func:`rnnkern.ops.differentiable.can_hand_out`.
         optional: indices of the ``args`` whose gradients the backward operator can leave out. As its last arguments it
             takes one bool for each of them, whether the gradient is needed.
+        stands_for: index of the arg that the first output stands for in second derivatives, if any: what that output
+            receives as a gradient is added to that of the arg, and is not in ``grads``.
         backward_arguments: function of (grads, saved, needs) that returns the arguments of the backward operator; by
             default the three lists in this order. ``needs`` are the bools of ``optional``.
 
@@ -120,9 +121,12 @@ def differentiable(
             grads = [*grads[:results], *[None] * (results - len(grads))]
             needed = ctx.needs_input_grad[2:]
             all_grads = [None] * len(needed)
+            places = None if _has_no_lists(ctx.spec) else _places(ctx.spec)
+            if stands_for is not None:
+                of_stand_in, *grads = grads
+                all_grads[places[stands_for].start] = of_stand_in
             if all(grad is None for grad in grads):
                 return None, None, *all_grads
-            places = None if _has_no_lists(ctx.spec) else _places(ctx.spec)
             needs = [needed[k if places is None else places[k].start] for k in optional]
             args = backward_arguments(grads, _nested(*_kept(ctx)), needs)
             if transformed():
@@ -133,7 +137,7 @@ def differentiable(
             indices = gradients if places is None else [n for k in gradients for n in places[k]]
             for n, grad in zip(indices, found, strict=False):
                 if needed[n]:
-                    all_grads[n] = grad
+                    all_grads[n] = grad if all_grads[n] is None else grad + all_grads[n]
             return None, None, *all_grads
 
         @staticmethod
@@ -142,7 +146,7 @@ def differentiable(
 
     Forward.__name__ = Forward.__qualname__ = name
     Backward.__name__ = Backward.__qualname__ = f"{name}_backward"
-    apply = applied_whole(Forward, name)
+    apply = applied(Forward, name)
 
     def call(*args):
         flat, spec = _flat(args)
@@ -232,3 +236,148 @@ def _second(
     upstream = tuple(torch.zeros_like(y) if g is None else g.to(y) for y, g in zip(results, grads, strict=True))
     found = dict(zip(there, pull(upstream), strict=True))
     return [found.get(k) for k in range(len(flat))]
+
+
+# ---- calling an autograd.Function: eagerly, in transforms of torch.func, in forward mode or under torch.compile
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func or forward-mode AD is active, neither of which the plain operator supports."""
+    return in_forward_mode() or is_in_transform()
+
+
+def can_hand_out(x: Tensor, pooled: bool = False) -> bool:
+    """Whether :func:`hand_out` works for an operator on ``x``. The transforms of torch.func do not know lazy copies,
+    ``pooled`` memory (csrc/common/caching_allocator.h) does not allow them, and on a GPU the write that ends one copies
+    on the default stream, which does not wait for the current one and cannot be captured in a graph. A change in place
+    then raises an error in the backward pass, as torch.nn's does on a GPU, where cuDNN reads its output."""
+    return ((x.is_cpu and not pooled) or torch.compiler.is_compiling()) and not transformed()
+
+
+def hand_out(outputs: Sequence[Tensor], kept: Sequence[int]) -> tuple[Tensor, ...]:
+    """The outputs of a Function, so that the caller may change them in place before the backward pass: those whose
+    index is in ``kept``, which the backward pass reads, are lazy copies, and the originals follow the outputs.
+    torch.compile, which would otherwise change what the backward pass reads, drops copies that it does not need."""
+    given = list(outputs)
+    copy = torch.clone if torch.compiler.is_compiling() else lazy_clone
+    for k in kept:
+        given[k] = copy(outputs[k])
+    return *given, *(outputs[k] for k in kept)
+
+
+def take_back(outputs: Sequence[Tensor], kept: Sequence[int]) -> list[Tensor]:
+    """The outputs that :func:`hand_out` was given."""
+    given = list(outputs[: len(outputs) - len(kept)])
+    for k, original in zip(kept, outputs[len(given) :], strict=True):
+        given[k] = original
+    return given
+
+
+def gradients_taken_back(grads: Sequence[Tensor | None], kept: Sequence[int]) -> list[Tensor | None]:
+    """The gradients of the outputs that :func:`hand_out` was given; an original has a gradient of its own if the
+    backward pass, which reads it, is differentiated."""
+    given = list(grads[: len(grads) - len(kept)])
+    for k, grad in zip(kept, grads[len(given) :], strict=True):
+        given[k] = grad if given[k] is None else given[k] if grad is None else given[k] + grad
+    return given
+
+
+def needs_derivatives(*tensors: Tensor | None) -> bool:
+    """Whether a call must go through its autograd.Function.
+
+    Raises:
+        NotImplementedError: TorchScript's tracer is active; it cannot record the call.
+    """
+    backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.jit.is_tracing():
+        _check_tracing(backward)
+    return backward or transformed()
+
+
+def _check_tracing(backward: bool) -> None:
+    restored = "call rnnkern.restore(model) first, which turns the layers into torch.nn layers"
+    if torch.onnx.is_in_onnx_export():
+        raise NotImplementedError(
+            f"ONNX has no operators for rnnkern's kernels: {restored}. Layers that torch.nn lacks can be exported "
+            "under rnnkern.use('reference'), as a loop over a fixed number of steps"
+        )
+    if backward:
+        raise NotImplementedError(
+            "torch.jit.trace does not record the gradients of rnnkern's kernels: trace under torch.no_grad(), or "
+            f"{restored}"
+        )
+
+
+def check_lengths_are_there(operator: str, batch_sizes: Tensor | None) -> None:
+    """Raises NotImplementedError while torch.compile traces a second derivative of packed input."""
+    if batch_sizes is not None and is_fake(batch_sizes):
+        raise NotImplementedError(
+            f"{operator}: torch.compile cannot trace second derivatives of packed input, because they read the "
+            "lengths; call it outside torch.compile, or pad and mask the input"
+        )
+
+
+def no_forward_mode(operator: str) -> staticmethod:
+    """A ``jvp`` for a Function that raises NotImplementedError."""
+
+    def refuse(*_):
+        raise NotImplementedError(
+            f"{operator}: forward-mode AD is not supported (torch.func.jvp, jacfwd, hessian; torch.autograd."
+            "forward_ad): use reverse mode (vjp, jacrev) or rnnkern.use('reference')"
+        )
+
+    return staticmethod(refuse)
+
+
+def applied(function: type[torch.autograd.Function], operator: str, jvp: Callable | None = None) -> Callable:
+    """``function.apply``. In forward mode a separate subclass is used, because torch.compile rejects a Function with a
+    jvp; without ``jvp``, that subclass raises NotImplementedError. Inside a transform torch.compile does not trace into
+    the Function: it would decompose it and silently lose its gradient."""
+
+    class OfDuals(function):
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            function.setup_context(ctx, inputs, output)
+            ctx.save_for_forward(*ctx.to_save)
+
+    OfDuals.jvp = staticmethod(jvp) if jvp else no_forward_mode(operator)
+
+    def twin(*args):  # forward mode of a compiled call is not visible here
+        return OfDuals.apply(*args)
+
+    @constant_when_compiled
+    def keep():  # called while torch.compile traces: registering the twin earlier would import torch.compile
+        torch.compiler.allow_in_graph(twin)
+
+    def apply(*args):
+        if torch.compiler.is_dynamo_compiling():
+            args = _distinct(args)
+            if transformed():
+                keep()
+                return twin(*args)
+        elif not transformed():
+            # What Function.apply does outside of transforms, without the binding of default arguments, which takes as
+            # long as the rest.
+            return super(torch.autograd.Function, function).apply(*unwrap_dead_wrappers(args))
+        return (OfDuals if in_forward_mode() else function).apply(*args)
+
+    return apply
+
+
+def call_backward(operator: Callable, *args: Any) -> Any:
+    """Calls a backward operator. Its registered derivative, which is Python, is skipped unless the call may be
+    differentiated again."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return operator(*args)
+    with without_autograd():
+        return operator(*args)
+
+
+def _distinct(args: Any) -> list:
+    """Copies repeated tensors, because torch.compile rejects arguments that contain the same tensor twice, such as the
+    initial (zeros, zeros) of an LSTM."""
+    return [x.view_as(x) if isinstance(x, Tensor) and _is_in(x, args[:k]) else x for k, x in enumerate(args)]
+
+
+def _is_in(x, args):
+    return any(x is y for y in args)

@@ -1,9 +1,12 @@
-"""Chooses the implementation of a call: one rule per operator, :func:`explain` to query it and :func:`use` to override
-it."""
+"""Chooses the implementation of a call, explains the choice, and warns where the slow reference runs."""
 
 import inspect
+import json
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -11,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rnnkern import _extension, _torch_private
-from rnnkern.ops.slow_path import asking, warn_once
+from rnnkern import _compiler, _extension
+from rnnkern._torch_private import constant_when_compiled, context_of_backward
 
 IMPLEMENTATIONS = ("reference", "cpu", "cuda", "triton")
 
@@ -29,6 +32,11 @@ _forced = _Forced()
 _forced_in_backward: ContextVar[str | None] = ContextVar("rnnkern.use", default=None)
 """The same value in a context variable, because autograd passes the context of the thread that starts a backward pass
 to its worker threads. The thread-local copy is needed too, because torch.compile does not trace context variables."""
+
+
+_lock = threading.Lock()
+_said: set[str] = set()
+_this_thread = threading.local()
 
 
 class Choice(NamedTuple):
@@ -92,6 +100,11 @@ def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
     return Choice(implementation, f"forced by use({implementation!r})")
 
 
+def autocasts(device: str) -> bool:
+    """Whether autocast is enabled on a type of device; False for meta tensors, of which autocast knows nothing."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
 def cpu_refusal(x: Tensor, why: str | None = None) -> str | None:
     """The reason why the CPU kernels cannot run a call with tensors like ``x``, or None. ``why`` is a reason of the
     operator itself."""
@@ -103,6 +116,32 @@ def cuda_refusal(x: Tensor, why: str | None = None) -> str | None:
     if not x.is_cuda:
         return f"the tensors are on {x.device}"
     return _extension.reason or why or _extension.cuda_refusal(x.device)
+
+
+@constant_when_compiled  # while torch.compile traces a call, this runs once, untraced
+def warn_once(operator: str, refusals: Sequence[str | None]) -> None:
+    """Warns if the user can remove one of the reasons why no kernel runs the call."""
+    why = next((why for why in refusals if why in _extension.remedies), None)
+    if why is None or getattr(_this_thread, "asks", False):
+        return
+    with _lock:
+        if why in _said:
+            return
+        _said.add(why)
+    warnings.warn(
+        f"{operator} runs in plain PyTorch, many times slower than rnnkern's kernel: {why}. To fix this: "
+        f"{_extension.remedies[why]}. To silence this warning, call inside `with rnnkern.use('reference')`.",
+        _extension.PerformanceWarning,
+        stacklevel=level_of_caller(),
+    )
+
+
+def level_of_caller() -> int:
+    """The ``stacklevel`` of the first frame that belongs neither to rnnkern nor to PyTorch and its decorators."""
+    frames = traceback.walk_stack(sys._getframe(1))
+    packages = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames)
+    between = ("rnnkern", "torch", "typing_extensions", "warnings")
+    return next((level for level, package in enumerate(packages, 1) if package not in between), 1)
 
 
 def operator(check: Callable[..., Any], table: Callable[..., Choice]) -> Callable[[Callable], Callable]:
@@ -136,8 +175,20 @@ def forced() -> str | None:
     this thread works on."""
     if _forced.implementation is not None or torch.compiler.is_compiling():
         return _forced.implementation
-    context = _torch_private.context_of_backward()
+    context = context_of_backward()
     return None if context is None else context.get(_forced_in_backward)
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Context manager that suppresses the warning while this thread only queries which implementation a call would
+    use."""
+    before = getattr(_this_thread, "asks", False)
+    _this_thread.asks = True
+    try:
+        yield
+    finally:
+        _this_thread.asks = before
 
 
 def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -179,3 +230,69 @@ def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
                 raise
             reason = f"the layer has no `{gone[0]}` yet; if a hook makes it, ask again after the first call"
             return [Choice("unknown", reason)]
+
+
+# ---- the CUDA kernels that a call would launch: explain reports them and rnnkern.precompile compiles them
+
+Facts = tuple[int, ...]
+"""Facts of a device, as :func:`rnnkern._extension.device_facts` returns them."""
+
+
+class Wanted(NamedTuple):
+    """The device facts and the dtype that kernels are collected for."""
+
+    facts: Facts
+    dtype: torch.dtype | None  # replaces that of a call
+    found: set[tuple[str, str]]  # headers and types
+
+
+@contextmanager
+def collecting(facts: Facts, dtype: torch.dtype | None) -> Iterator[set[tuple[str, str]]]:
+    """Context manager. Inside the block, explaining a call on any device adds the kernels that it would launch on a
+    device with these facts."""
+    wanted = _this_thread.wanted = Wanted(facts, dtype, set())
+    try:
+        yield wanted.found
+    finally:
+        _this_thread.wanted = None
+
+
+def told(
+    choice: Choice, device: torch.device, dtype: torch.dtype, plan: Callable[[str, Facts, bool], str],
+    say: Callable[[dict[str, Any]], str],
+) -> Choice:  # fmt: skip
+    """Adds to a choice which CUDA kernel runs the call, why, and whether it is compiled.
+
+    Args:
+        choice: the choice for the call.
+        device, dtype: device and dtype of the tensors.
+        plan: function of the name of the dtype, the facts of the device and whether TF32 is allowed; it returns the
+            plan as JSON.
+        say: function that describes the plan in words.
+    """
+    if wanted := getattr(_this_thread, "wanted", None):
+        for tf32 in (False, True):
+            planned = json.loads(plan(name_of(wanted.dtype or dtype), wanted.facts, tf32))
+            wanted.found.update(map(tuple, planned["programs"]))
+    if choice.implementation != "cuda":
+        return choice
+    facts = _extension.device_facts(device)
+    if facts is None:
+        return choice._replace(reason=f"{choice.reason}; the CUDA variant is chosen at run time; no device found")
+    planned = json.loads(plan(name_of(dtype), facts, _extension.allows_tf32()))
+    compiled = _compiled(planned["programs"], _compiler.arch_of(facts[:2]))
+    return choice._replace(reason=f"{choice.reason}: {say(planned)}; {compiled}")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name of a dtype as the operators use it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _compiled(programs: list[list[str]], arch: str) -> str:
+    waiting = sum(not _compiler.is_compiled(_compiler.Program(*program, arch)) for program in programs)
+    if not waiting:
+        return "compiled already"
+    compiler = _compiler.nvrtc()
+    by = f"; compiler: NVRTC {compiler.version} {compiler.path}" if compiler else f"; {_compiler.LIBRARY} was not found"
+    return f"{waiting} of {len(programs)} kernels are not compiled yet{by}"

@@ -17,6 +17,7 @@ from rnnkern import _extension
 from rnnkern._torch_private import defaults_of
 from rnnkern.ops._orthogonal.schemes import SCHEMES
 from rnnkern.ops._recurrence.facts import saved_by
+from rnnkern.ops.checks import steps_of
 
 
 def _numel(x: Tensor | Sequence[Tensor] | None) -> int:
@@ -25,10 +26,6 @@ def _numel(x: Tensor | Sequence[Tensor] | None) -> int:
 
 def _rows(x: Tensor) -> int:
     return x.shape[:-1].numel()
-
-
-def _steps(x: Tensor, batch_sizes: Tensor | None) -> int:
-    return x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
 
 
 def _attention(pairs: int, key_size: int, value_size: int, backward: bool = False) -> int:
@@ -61,7 +58,7 @@ def _recurrence_pair_backward(a: SimpleNamespace) -> int:
 def _relevancy(a: SimpleNamespace, backward: bool = False) -> int:
     R, W_a, U_a, _ = a.weights
     rows = a.h if backward else a.u
-    slots = min(a.buffer_size, a.state[-7].shape[1] + _steps(rows, a.batch_sizes)) + a.state[-4].shape[1]
+    slots = min(a.buffer_size, a.state[-7].shape[1] + steps_of(rows, a.batch_sizes)) + a.state[-4].shape[1]
     products = (1 + backward) * R.numel() + (1 + 2 * backward) * (W_a.numel() + U_a.numel())
     return _rows(rows) * (products + _attention(slots, len(U_a), len(U_a), backward))
 
@@ -69,7 +66,7 @@ def _relevancy(a: SimpleNamespace, backward: bool = False) -> int:
 def _sab(a: SimpleNamespace, backward: bool = False) -> int:
     *mlp, w = a.attention
     (batch, hidden), rows = a.state[0].shape, _rows(a.u)
-    slots = 1 + (a.steps + _steps(a.u, a.batch_sizes)) // a.attend_every
+    slots = 1 + (a.steps + steps_of(a.u, a.batch_sizes)) // a.attend_every
     products = rows * a.R.numel() + (rows + batch * slots) * _numel(mlp) // 2  # half of its columns read the memories
     return (1 + 2 * backward) * products + _attention(rows * slots, len(w) if mlp else hidden, hidden, backward)
 

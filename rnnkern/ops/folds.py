@@ -85,8 +85,11 @@ def over_sequences(
     return results, out_dims
 
 
-def _members_first(members: int, dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
-    def first(x, dim):
-        return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
+def members_first(x: Tensor, dim: int | None, members: int) -> Tensor:
+    """An argument with the dimension of members in front."""
+    return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
 
-    return [first(x, dim) if isinstance(x, Tensor) else x for x, dim in zip(args, dims, strict=True)]
+
+def _members_first(members: int, dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
+    pairs = zip(args, dims, strict=True)
+    return [members_first(x, dim, members) if isinstance(x, Tensor) else x for x, dim in pairs]

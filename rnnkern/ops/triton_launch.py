@@ -1,5 +1,10 @@
 """Common parts of all Triton kernel launches."""
 
+import functools
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+
 import torch
 
 from rnnkern import _extension
@@ -16,6 +21,12 @@ def refusal(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"the tensors are on {device}"
     return _extension.triton_refusal()
+
+
+def kernels_of(operator: str) -> Callable[[], ModuleType]:
+    """Returns a function that imports the operator's Triton kernels when it is called, because importing triton takes
+    a second."""
+    return functools.partial(importlib.import_module, f"rnnkern.triton.{operator}")
 
 
 def block_of(size: int) -> int:

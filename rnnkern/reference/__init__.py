@@ -1,11 +1,9 @@
 """The equations in plain PyTorch: the ground truth for every kernel, and the fallback where no kernel is available."""
 
-from rnnkern.reference._gather_attention import gather_attention
-from rnnkern.reference._givens import givens_product, givens_recurrence
-from rnnkern.reference._linear_scan import linear_scan, linear_scan_backward
-from rnnkern.reference._moment_filter import moment_filter
 from rnnkern.reference._orthogonal import (
     cayley,
+    givens_product,
+    givens_recurrence,
     householder_product,
     project_orthogonal,
     schur_weight,
@@ -18,11 +16,16 @@ from rnnkern.reference._relational import binding_recurrence, similarity
 from rnnkern.reference._relevancy import (
     RelevancyMemory,
     RelevancyState,
+    SABMemory,
+    SABState,
+    begin_sab,
     empty_state,
+    gather_attention,
     given_scores,
     relevancy_recurrence,
+    sab_recurrence,
 )
-from rnnkern.reference._sab import SABMemory, SABState, begin_sab, sab_recurrence
+from rnnkern.reference._scan import linear_scan, linear_scan_backward, moment_filter
 
 __all__ = [
     "CELLS", "RelevancyMemory", "RelevancyState", "SABMemory", "SABState", "Tangents", "begin_sab",

@@ -1,5 +1,9 @@
-"""Zoneout and recurrent dropout. A random draw is a function of a seed and of its position, so the backward pass and
-every device reproduce it: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")."""
+"""Zoneout and recurrent dropout, whose random draws are functions of a seed and a position.
+
+The backward pass and every device can thus draw the same values: Philox4x32-10 (Salmon et al. 2011, "Parallel random
+numbers: as easy as 1, 2, 3")."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -56,6 +60,18 @@ def mixed(keep: Tensor, old: Tensor, new: Tensor) -> Tensor:
 def of_step(keep: Tensor, t: int, n: int) -> Tensor:
     """The elements for n sequences at step t of a tensor (T,) or (T, B) of constants, to multiply (n, H)."""
     return (keep[t] if keep.dim() == 1 else keep[t, :n, None]).detach()
+
+
+def state_after(
+    old: tuple[Tensor, ...], new: tuple[Tensor, ...], zoneout: float | Sequence[float], seed: Tensor | None,
+    keep: Tensor | None, t: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The state after step t, mixed with the old one by ``keep`` or by zoneout, one rate or one for each tensor."""
+    if keep is not None:
+        weight = of_step(keep, t, len(new[0]))
+        return tuple(mixed(weight, *pair) for pair in zip(old, new, strict=True))
+    rates = (zoneout,) * len(new) if isinstance(zoneout, (int, float)) else zoneout
+    return tuple(zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(zip(rates, old, new, strict=True)))
 
 
 def dropout_mask(seed: Tensor, rate: float, h: Tensor) -> Tensor:

@@ -220,62 +220,35 @@ def product_of(
 
 
 def recurrence(
-    cell: str,
-    u: Tensor,
-    R: Tensor,
-    state: Sequence[Tensor],
-    *,
-    bias: Tensor | None = None,
-    params: Sequence[Tensor] = (),
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    reverse: bool = False,
-    grad_scale: Tensor | None = None,
-    save_gates: bool | None = None,
-    save_u: bool = False,
-    weight_ih: Tensor | None = None,
-    bias_ih: Tensor | None = None,
-    zoneout: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
-    keep: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; here ``save_gates`` and ``save_u`` have no
-    effect."""
-    outputs, final = _outputs(
-        cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
-        grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih, zoneout=zoneout, dropout=dropout, seed=seed,
-        keep=keep,
-    )  # fmt: skip
-    return _joined(outputs, batch_sizes, u, final), final if outputs else tuple(s.clone() for s in final)
+    cell: str, u: Tensor, R: Tensor, state: Sequence[Tensor], *, save_gates: bool | None = None, save_u: bool = False,
+    **options: Any,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`, except ``steps``; here ``save_gates`` and
+    ``save_u`` have no effect."""
+    outputs, final = _outputs(cell, u, R, state, **options)
+    h = joined(outputs, options.get("batch_sizes"), u.new_empty(*u.shape[:-1], final[0].shape[1]))
+    return h, final if outputs else tuple(s.clone() for s in final)
 
 
 def _outputs(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset=None, reverse=False, grad_scale=None,
              weight_ih=None, bias_ih=None, zoneout=0.0, dropout=0.0, seed=None,
              keep=None) -> tuple[list[Tensor], tuple[Tensor, ...]]:  # fmt: skip
-    """h of every step, and the final state."""
+    """h of every step, and the final state. The options are those of :func:`rnnkern.ops.recurrence`."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
     step, recurrent = cell_of(cell).step, cell_of(cell).recurrent
-    sizes = [u.shape[1]] * u.shape[0] if batch_sizes is None else batch_sizes.tolist()
-    inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
+    inputs = rows_of(u, batch_sizes)
     state = tuple(state)
-    outputs: list[Tensor] = [u] * len(sizes)
-    zoneout = (zoneout,) * len(state) if isinstance(zoneout, (int, float)) else zoneout
+    outputs: list[Tensor] = [u] * len(inputs)
     kept = None if seed is None or dropout == 0 else noise.dropout_mask(seed, dropout, state[0])
-    for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
-        n = sizes[t]  # rows from n on have finished or, in reverse, not started: their state is unchanged
+    for t in reversed(range(len(inputs))) if reverse else range(len(inputs)):
+        n = inputs[t].shape[0]  # rows from n on have finished or, in reverse, not started: their state is unchanged
         old = tuple(s[:n] for s in state)
         if reset is not None:
             old = tuple(torch.where(reset[t, :n, None], 0, s) for s in old)
         scale = None if grad_scale is None else noise.of_step(grad_scale, t, n)
         new = step(inputs[t], product_of(R, bias, recurrent, scale, kept), old, *params)
-        pairs = zip(zoneout, old, new, strict=True)
-        if keep is None:
-            new = tuple(noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(pairs))
-        else:
-            weight = noise.of_step(keep, t, n)
-            new = tuple(noise.mixed(weight, *pair) for _, *pair in pairs)
+        new = noise.state_after(old, new, zoneout, seed, keep, t)
         outputs[t] = new[0]
         state = tuple(torch.cat([a, s[n:]]) if n < s.shape[0] else a for a, s in zip(new, state, strict=True))
     return outputs, state
@@ -284,18 +257,24 @@ def _outputs(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset
 def recurrence_adjoint(
     gradient: Callable[[Tensor], Tensor], cell: str, u: Tensor, R: Tensor, state: Sequence[Tensor], **options: Any
 ) -> Tensor:
-    """Same arguments and result as :func:`rnnkern.ops._recurrence.adjoint.recurrence_adjoint`."""
+    """Same arguments and result as :func:`rnnkern.ops._recurrence.recurrence_tangent.recurrence_adjoint`."""
     with torch.enable_grad():
         state = [s.detach().requires_grad_() for s in state]  # so that each h is part of a graph
         outputs, _ = _outputs(cell, u, R, state, **options)
         outputs = [h if h.requires_grad else h.requires_grad_() for h in outputs]  # a cell may ignore its state
-        h = _joined(outputs, options.get("batch_sizes"), u, state)
+        batch_sizes, empty = options.get("batch_sizes"), u.new_empty(*u.shape[:-1], state[0].shape[1])
+        h = joined(outputs, batch_sizes, empty)
         found = torch.autograd.grad(h, outputs, gradient(h.detach())) if outputs else []
-    return _joined(found, options.get("batch_sizes"), u, state)
+    return joined(found, batch_sizes, empty)
 
 
-def _joined(outputs: Sequence[Tensor], batch_sizes: Tensor | None, u: Tensor, state: Sequence[Tensor]) -> Tensor:
-    """h of all steps as one tensor."""
-    if not outputs:
-        return u.new_empty(*u.shape[:-1], state[0].shape[1])
-    return torch.stack(outputs) if batch_sizes is None else torch.cat(outputs)
+def rows_of(x: Tensor, batch_sizes: Tensor | None) -> list[Tensor]:
+    """For each step, the rows of the active sequences."""
+    return list(x.unbind(0) if batch_sizes is None else x.split(batch_sizes.tolist()))
+
+
+def joined(rows: Sequence[Tensor], batch_sizes: Tensor | None, empty: Tensor) -> Tensor:
+    """The inverse of :func:`rows_of`; ``empty`` if there are no steps."""
+    if not rows:
+        return empty
+    return torch.stack(rows) if batch_sizes is None else torch.cat(rows)

@@ -8,59 +8,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rnnkern.reference import _noise as noise
-from rnnkern.reference._recurrence import cell_of, product_of
+from rnnkern.reference._recurrence import cell_of, joined, product_of, rows_of
 
 
 class Tangents(NamedTuple):
-    """The results of :func:`rnnkern.ops.recurrence_tangent`."""
+    """The results of :func:`rnnkern.ops.recurrence_tangent`, which describes them."""
 
     h: Tensor
-    """(T, B, H): the output of every step."""
     state: tuple[Tensor, ...]
-    """Tensors (B, H): the final state."""
     h_tangent: Tensor
-    """(S, T, B, H): the tangents of h at every step; (0,) unless ``sequence``."""
     tangents: tuple[Tensor, ...]
-    """Tensors (S, B, H): the tangents of the final state."""
     log_r: Tensor
-    """(ceil(T / every), B, S), float64: the logarithms of the lengths that each orthonormalization removed; (0,) if
-    ``every`` is 0."""
     lost: Tensor
-    """(B, S), int64: how often a tangent was linearly dependent on the previous ones."""
 
 
 def recurrence_tangent(
-    cell: str,
-    u: Tensor,
-    R: Tensor,
-    state: Sequence[Tensor],
-    tangents: Sequence[Tensor],
-    *,
-    u_tangent: Tensor | None = None,
-    r_tangent: Tensor | None = None,
-    bias_tangent: Tensor | None = None,
-    params_tangent: Sequence[Tensor] | None = None,
-    every: int = 0,
-    sequence: bool = False,
-    bias: Tensor | None = None,
-    params: Sequence[Tensor] = (),
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    reverse: bool = False,
-    weight_ih: Tensor | None = None,
-    bias_ih: Tensor | None = None,
-    zoneout: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
+    cell: str, u: Tensor, R: Tensor, state: Sequence[Tensor], tangents: Sequence[Tensor], *,
+    u_tangent: Tensor | None = None, r_tangent: Tensor | None = None, bias_tangent: Tensor | None = None,
+    params_tangent: Sequence[Tensor] | None = None, every: int = 0, sequence: bool = False, bias: Tensor | None = None,
+    params: Sequence[Tensor] = (), batch_sizes: Tensor | None = None, reset: Tensor | None = None,
+    reverse: bool = False, weight_ih: Tensor | None = None, bias_ih: Tensor | None = None,
+    zoneout: float | Sequence[float] = 0.0, dropout: float = 0.0, seed: Tensor | None = None,
     keep: Tensor | None = None,
-) -> Tangents:
+) -> Tangents:  # fmt: skip
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence_tangent`."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
     cell_facts = cell_of(cell)
-    packed = batch_sizes is not None
-    sizes = batch_sizes.tolist() if packed else [u.shape[1]] * u.shape[0]
-    inputs = u.split(sizes) if packed else u.unbind(0)
+    packed, inputs = batch_sizes is not None, rows_of(u, batch_sizes)
+    sizes = [x.shape[0] for x in inputs]
     state, dots = tuple(state), tuple(tangents)
     count, batch = dots[0].shape[:2]
     r_rows = cell_facts.recurrent * state[-1].shape[1]
@@ -70,7 +46,6 @@ def recurrence_tangent(
     blocks = -(-len(sizes) // every) if every else 0
     log_r = torch.zeros(blocks, *((batch, count) if every else ()), dtype=torch.float64, device=u.device)
     lost = torch.zeros(batch, count, dtype=torch.int64, device=u.device)
-    zoneout = (zoneout,) * len(state) if isinstance(zoneout, (int, float)) else zoneout
     kept = None if seed is None or dropout == 0 else noise.dropout_mask(seed, dropout, state[0])
     stepped = 0  # sequences with a step since the last orthonormalization
     for k, t in enumerate(reversed(range(len(sizes))) if reverse else range(len(sizes))):
@@ -79,15 +54,10 @@ def recurrence_tangent(
         if reset is not None:
             old, old_dots = (tuple(torch.where(reset[t, :n, None], 0, x) for x in xs) for xs in (old, old_dots))
 
-        weight = None if keep is None else noise.of_step(keep, t, n)
-
-        def step(u_t, added, bias, *rest, t=t, weight=weight):
+        def step(u_t, added, bias, *rest, t=t):
             params, old = rest[: len(cell_facts.params)], rest[len(cell_facts.params) :]
             new = cell_facts.step(u_t, product_of(R, bias, cell_facts.recurrent, None, kept, added), old, *params)
-            pairs = zip(zoneout, old, new, strict=True)
-            if weight is not None:
-                return tuple(noise.mixed(weight, *pair) for _, *pair in pairs)
-            return tuple(noise.zoned(seed, rate, t, i, *pair) for i, (rate, *pair) in enumerate(pairs))
+            return noise.state_after(old, new, zoneout, seed, keep, t)
 
         primals = inputs[t], u.new_zeros(n, r_rows), bias, *params, *old
         new = step(*primals)
@@ -105,10 +75,9 @@ def recurrence_tangent(
             lost[:stepped] += dependent
             stepped = 0
     width = state[0].shape[1]
-    join = torch.cat if packed else torch.stack
-    h = join(outputs) if outputs else u.new_empty(*u.shape[:-1], width)
-    h_dots = u.new_empty(0)
+    h, h_dots = joined(outputs, batch_sizes, u.new_empty(*u.shape[:-1], width)), u.new_empty(0)
     if sequence:
+        join = torch.cat if packed else torch.stack
         h_dots = join(output_dots, 1) if outputs else u.new_empty(count, *u.shape[:-1], width)
     return Tangents(h, state, h_dots, dots, log_r, lost)
 

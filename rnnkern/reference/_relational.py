@@ -1,5 +1,7 @@
-"""Similarity of a few objects: context normalization (Webb et al. 2020), products of all pairs and a masked softmax
-(Kerg et al. 2022), and the memory of an emergent symbol binding network (Webb et al. 2021)."""
+"""Similarity of a few objects, with context normalization, and the memory of an emergent symbol binding network.
+
+Sources: Webb et al. 2020 (normalization), Kerg et al. 2022 (a masked softmax of the products of all pairs), Webb et
+al. 2021 (the network)."""
 
 from collections.abc import Sequence
 
@@ -11,21 +13,11 @@ MASKS = ("causal", "strict", "full")
 
 
 def similarity(
-    x: Tensor,
-    y: Tensor | None = None,
-    *,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    norm: str | None = "unbiased",
-    eps: float = 1e-8,
-    segments: Sequence[int] | None = None,
-    lengths: Tensor | None = None,
-    mask: str = "causal",
-    scale: float = 1.0,
-    values: Tensor | None = None,
-    packed: bool = False,
-    return_scores: bool = False,
-) -> Tensor | tuple[Tensor, ...]:
+    x: Tensor, y: Tensor | None = None, *, weight: Tensor | None = None, bias: Tensor | None = None,
+    norm: str | None = "unbiased", eps: float = 1e-8, segments: Sequence[int] | None = None,
+    lengths: Tensor | None = None, mask: str = "causal", scale: float = 1.0, values: Tensor | None = None,
+    packed: bool = False, return_scores: bool = False,
+) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
     """Same arguments, shapes and results as :func:`rnnkern.ops.similarity`."""
     z_x, z_y = (
         context_norm(part, weight, bias, norm=norm, eps=eps, segments=segments, lengths=lengths)
@@ -64,15 +56,9 @@ def members(objects: int, mask: str, lengths: Tensor | None, device: torch.devic
 
 
 def context_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    norm: str | None = "unbiased",
-    eps: float = 1e-8,
-    segments: Sequence[int] | None = None,
-    lengths: Tensor | None = None,
-) -> Tensor:
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, norm: str | None = "unbiased",
+    eps: float = 1e-8, segments: Sequence[int] | None = None, lengths: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Normalizes each feature over the objects of each segment: (B, T, d) to (B, T, d), 0 for objects beyond a
     length."""
     there = present(x.shape[1], lengths, x.device)

@@ -1,5 +1,6 @@
-"""GPU kernels of linear_scan: one program per block of columns, and with few columns per chunk of steps as well. A
-column is one channel of one sequence.
+"""GPU kernels of linear_scan: a program per block of columns, and with few columns also per chunk of steps.
+
+A column is one channel of one sequence.
 
 Steps are counted in the direction in which the kernel runs, which is opposite in the backward pass. FLIP means that it
 starts at the last step. Complex numbers are pairs of reals; for real numbers the imaginary part is unused. The state

@@ -1,5 +1,7 @@
-"""GPU kernels of moment_filter: one program per block of columns processes time in pieces. A column is one channel of
-one sequence. The steps of a piece are the rows of a tile, and a scan over the tile computes their states.
+"""GPU kernels of moment_filter: one program per block of columns processes time in pieces.
+
+A column is one channel of one sequence. The steps of a piece are the rows of a tile, and a scan over the tile computes
+their states.
 
 Steps are counted in processing order; FLIP means that processing starts at the last step. A row in which a sequence is
 inactive has the factor 1 and adds nothing. A factor of 0, as at a reset, discards earlier values, even NaN. Numbers are

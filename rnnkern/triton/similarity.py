@@ -1,5 +1,7 @@
-"""GPU kernels of similarity: one program per sample. The tile of all pairs stays in registers; features go by blocks,
-because means and variances need the objects of one feature only.
+"""GPU kernels of similarity: one program per sample.
+
+The tile of all pairs stays in registers; features go by blocks, because means and variances need the objects of one
+feature only.
 
 Products of float32 are exact (input_precision "ieee"), as R saturates and amplifies errors of the scores. There are no
 atomics: gradients of weight and bias are written per sample, and summed by the caller. Numbers are compile-time

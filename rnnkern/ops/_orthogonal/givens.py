@@ -4,27 +4,26 @@ import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern.ops._orthogonal.orthogonal import REAL, without_autocast
-from rnnkern.ops.checks import check_dtype, check_like, check_shape, shape_of
+from rnnkern.ops._orthogonal.orthogonal import without_autocast
+from rnnkern.ops.checks import check_choice, check_dtype, check_like, check_shape, shape_of
 from rnnkern.ops.differentiable import differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import as_batch
-from rnnkern.reference._givens import givens_layers
+from rnnkern.reference._orthogonal import givens_layers
 
 STYLES = ("tunable", "butterfly")
 
 
 def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None, phases: Tensor | None) -> int:
     """Checks the arguments and returns N."""
-    check_dtype("givens_product", "angles", angles, REAL)
+    check_dtype("givens_product", "angles", angles)
     if phases is not None:
         check_like("givens_product", "phases", phases, "angles", angles)
         check_dtype("givens_product", "phases", phases, (torch.float32, torch.float64))
         check_shape("givens_product", "phases", phases, "like `angles`", tuple(angles.shape))
     if angles.dim() < 2:
         raise ValueError(f"givens_product: `angles` must be (..., L, N // 2), got {shape_of(angles)}")
-    if style not in STYLES:
-        raise ValueError(f"givens_product: `style` must be one of {STYLES}, got {style!r}")
+    check_choice("givens_product", "style", style, STYLES)
     pairs, batch = angles.shape[-1], tuple(angles.shape[:-2])
     if x is None:
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size // 2 != pairs):

@@ -1,5 +1,5 @@
-"""A recurrence through layers of rotations: the public function, its checks, its choice of implementation and its
-derivatives. Kernels take complex numbers as alternating real and imaginary parts."""
+"""The recurrence through layers of rotations: its public function, checks, choice of implementation and derivatives.
+Kernels take complex numbers as alternating real and imaginary parts."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,10 @@ from rnnkern import _extension, reference
 from rnnkern.ops._orthogonal.givens import STYLES
 from rnnkern.ops._orthogonal.orthogonal import without_autocast
 from rnnkern.ops._recurrence.complex import of_parts, state_in_parts
-from rnnkern.ops.checks import check_batch_sizes, check_dtype, check_like, check_reset, check_shape, shape_of
-from rnnkern.ops.differentiable import differentiable
-from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator
+from rnnkern.ops.checks import check_choice, check_dtype, check_flags, check_input, check_like, check_shape, check_steps
+from rnnkern.ops.differentiable import check_lengths_are_there, differentiable
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator, told
 from rnnkern.ops.folds import one_by_one, over_sequences
-from rnnkern.ops.programs import told
-from rnnkern.ops.transforms import check_lengths_are_there
 
 OP = "givens_recurrence"
 _operators = torch.ops.rnnkern
@@ -33,7 +31,7 @@ perf.givens_recurrence``) and interpolated or extrapolated for the others."""
 
 
 def _check(u, angles, state, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse) -> None:
-    check_dtype(OP, "u", u, DTYPES)
+    check_input(OP, "u", u, batch_sizes, "N", DTYPES)
     wanted = REALS[u.dtype]
     turning = {"phases": phases, "diagonal_phases": diagonal_phases}
     turning = {name: x for name, x in turning.items() if x is not None}
@@ -45,29 +43,20 @@ def _check(u, angles, state, modrelu_bias, phases, diagonal_phases, style, batch
     for name in turning:
         if not u.is_complex():
             raise TypeError(f"{OP}: `{name}` must be None for a real `u`, got a `u` of dtype {u.dtype}")
-    if not isinstance(reverse, bool):
-        raise TypeError(f"{OP}: `reverse` must be a bool, got {reverse!r}")
-    if style not in STYLES:
-        raise ValueError(f"{OP}: `style` must be one of {STYLES}, got {style!r}")
-    if u.dim() != (3 if batch_sizes is None else 2):
-        symbols = "(T, B, N)" if batch_sizes is None else "(sum of batch_sizes, N) when `batch_sizes` is given"
-        raise ValueError(f"{OP}: `u` must be {symbols}, got {shape_of(u)}")
+    check_flags(OP, reverse=reverse)
+    check_choice(OP, "style", style, STYLES)
     size = u.shape[-1]
     batch = u.shape[1] if batch_sizes is None else state.shape[0] if state.dim() else 0
     check_shape(OP, "state", state, "(B, N)", (batch, size))
     check_shape(OP, "modrelu_bias", modrelu_bias, "(N,)", (size,))
     if angles.dim() != 2 or angles.shape[1] != size // 2:
-        raise ValueError(f"{OP}: `angles` must be (L, N // 2) with N // 2 = {size // 2}, got {shape_of(angles)}")
+        raise ValueError(f"{OP}: `angles` must be (L, N // 2) with N // 2 = {size // 2}, got {tuple(angles.shape)}")
     for name, x in turning.items():
         like, symbols = (angles, "like `angles`") if name == "phases" else (modrelu_bias, "(N,)")
-        check_shape(OP, name, x, symbols, shape_of(like))
+        check_shape(OP, name, x, symbols, tuple(like.shape))
     if style == "butterfly" and (size < 1 or size & (size - 1)):
         raise ValueError(f"{OP}: N must be a power of two for the style 'butterfly', got {size}")
-    steps = u.shape[0]
-    if batch_sizes is not None:
-        steps = check_batch_sizes(OP, batch_sizes, u.shape[0], batch, "u", "state")
-    if reset is not None:
-        check_reset(OP, reset, u, steps, batch)
+    check_steps(OP, u, batch, batch_sizes, reset, of_batch="state")
 
 
 def _cuda_refusal(u: Tensor) -> str | None:
@@ -130,11 +119,7 @@ def givens_recurrence(
         phases: :math:`\phi` of the layers, (L, N // 2), for complex u only; None means zeros.
         diagonal_phases: :math:`\omega`, (N,), for complex u only; None means zeros.
         style: ``"tunable"``, or ``"butterfly"``, for which N must be a power of two.
-        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
-            :class:`torch.nn.utils.rnn.PackedSequence`.
-        reset: bool mask of shape (T, B), also for packed input. True zeroes the state before step t, in processing
-            order.
-        reverse: if True, runs from the last step of each sequence to its first.
+        batch_sizes, reset, reverse: as in :func:`rnnkern.ops.recurrence`.
 
     Returns:
         h, shaped like ``u``, and the final state, (B, N), taken at the last step of each sequence. Gradients flow to

@@ -1,5 +1,4 @@
-"""Products of Householder reflections: the public function, its kernels, which call ATen's matrix products and
-triangular solves, and its derivatives."""
+"""Products of Householder reflections: the public function, its kernels by ATen's operators, and its derivatives."""
 
 import torch
 from torch import Tensor

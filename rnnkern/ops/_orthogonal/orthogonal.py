@@ -1,4 +1,4 @@
-"""Orthogonal weights: the public functions, their checks and their choice of implementation."""
+"""Orthogonal weights: the public functions, their checks, their choice of implementation and their derivatives."""
 
 import functools
 from collections.abc import Callable
@@ -7,19 +7,22 @@ import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern.ops._orthogonal import schur, triton  # noqa: F401  (one registers kernels)
-from rnnkern.ops._orthogonal import skew_exp as skew_exponential
-from rnnkern.ops.checks import check_like, check_square
-from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
+from rnnkern.ops._orthogonal.skew_exp_triton import KEPT
+from rnnkern.ops.checks import FLOATS, check_choice, check_like, check_square
+from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.dispatch import Choice, autocasts, choose, cpu_refusal, operator
+from rnnkern.ops.folds import as_batch
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
-REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-DTYPES = (*REAL, torch.complex64, torch.complex128)
+DTYPES = (*FLOATS, torch.complex64, torch.complex128)
 FORMS = ("exp", "expm1")
 
 LEAST_IN_FLOAT32 = {"cpu": 9}
 """Number of rows below which matrices are computed in float64, by device; 8 on others: with few eigenvalues, the errors
 that squarings double do not average out. On a CPU, up to 8 rows float64 is faster too, one matrix per lane."""
+
+MOST_IN_LANES = 16
+"""Number of rows up to which a CPU computes float64 matrices one per lane and keeps nothing (csrc/orthogonal/cpu)."""
 
 
 def without_autocast(function: Callable) -> Callable:
@@ -28,7 +31,7 @@ def without_autocast(function: Callable) -> Callable:
     @functools.wraps(function)
     def call(*args, **kwargs):
         x = next((y for y in (*args, *kwargs.values()) if isinstance(y, Tensor)), None)
-        if x is None or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        if x is None or not autocasts(x.device.type):
             return function(*args, **kwargs)
         with torch.autocast(x.device.type, enabled=False):
             return function(*args, **kwargs)
@@ -38,8 +41,7 @@ def without_autocast(function: Callable) -> Callable:
 
 def _check_skew_exp(A: Tensor, form: str) -> None:
     check_square("skew_exp", "A", A, DTYPES)
-    if form not in FORMS:
-        raise ValueError(f"skew_exp: `form` must be one of {FORMS}, got {form!r}")
+    check_choice("skew_exp", "form", form, FORMS)
 
 
 def _choose_skew_exp(A: Tensor) -> Choice:
@@ -81,7 +83,7 @@ def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
     S = _as_real(A) if A.is_complex() else A
     least = LEAST_IN_FLOAT32.get(S.device.type, 8)
     arithmetic = torch.promote_types(S.dtype, torch.float32 if S.shape[-1] >= least else torch.float64)
-    V = skew_exponential.skew_exp(S.to(arithmetic), form == "expm1")[0]
+    V = _skew_exp(S.to(arithmetic), form == "expm1")[0]
     return (_from_real(V) if A.is_complex() else V).to(A.dtype)
 
 
@@ -137,7 +139,7 @@ def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
 
 
 def _check_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> None:
-    check_square("schur_weight", "P", P, REAL)
+    check_square("schur_weight", "P", P, FLOATS)
     size, batch = P.shape[-1], tuple(P.shape[:-2])
     wanted = {
         "theta": (theta, "(..., N // 2)", (*batch, size // 2)),
@@ -185,7 +187,7 @@ def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
     if _choose_schur_weight(P).implementation == "reference":
         return reference.schur_weight(P, theta, gamma, T)
     arithmetic = torch.promote_types(P.dtype, torch.float32)
-    return schur.schur_weight(*(x.to(arithmetic) for x in (P, theta, gamma, T)))[0].to(P.dtype)
+    return _schur_weight(*(x.to(arithmetic) for x in (P, theta, gamma, T)))[0].to(P.dtype)
 
 
 @without_autocast
@@ -216,3 +218,45 @@ def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"project_orthogonal: `steps` must be a non-negative integer, got {steps!r}")
     return reference.project_orthogonal(B, steps=steps)
+
+
+# ---- derivatives
+
+
+def _skew_exp_shapes(A, minus_identity, training):
+    results = [A.new_empty(A.shape)]
+    if training:
+        in_lanes = A.device.type == "cpu" and A.dtype == torch.float64 and A.shape[-1] <= MOST_IN_LANES
+        results.append(A.new_empty(*A.shape[:-2], 0 if in_lanes else KEPT[A.dtype], *A.shape[-2:]))
+        results.append(A.new_empty(*A.shape[:-2], 2, dtype=torch.int64))
+    return results
+
+
+_skew_exp = differentiable(
+    "skew_exp",
+    forward=lambda training, *args: torch.ops.rnnkern.skew_exp.default(*args, training),
+    results=1,
+    saves=lambda args, outputs: (args[0], *outputs[1:]),
+    gradients=(0,),
+    reference_backward=lambda grad, A, kept, plan: torch.func.vjp(reference.skew_exp, A)[1](grad),
+    leaves=(0, 1),
+    fold=as_batch,
+    shapes=_skew_exp_shapes,
+    backward_shapes=lambda grad, A, kept, plan: A.new_empty(A.shape),
+)
+"""Function of (A, minus_identity), in float32 or float64, by the kernels of its device; the first result is the
+exponential."""
+
+_schur_weight = differentiable(
+    "schur_weight",
+    forward=lambda training, *args: torch.ops.rnnkern.schur_weight.default(*args, training),
+    results=1,
+    saves=lambda args, outputs: (*args, outputs[1]),
+    gradients=range(4),
+    reference_backward=lambda grad, *args: torch.func.vjp(reference.schur_weight, *args[:4])[1](grad),
+    leaves=range(5),
+    fold=as_batch,
+    shapes=lambda P, theta, gamma, T, training: [P.new_empty(P.shape) for _ in range(1 + training)],
+    backward_shapes=lambda grad, *args: [x.new_empty(x.shape) for x in args[:4]],
+)
+"""Function of (P, theta, gamma, T), in float32 or float64, by the CPU kernel; the first result is the weight."""

@@ -1,5 +1,4 @@
-"""Derivatives of the recurrence: one autograd.Function for the forward pass, one for the backward pass, and the
-reference for second derivatives."""
+"""Derivatives of the recurrence: the autograd.Functions of its two passes, and the shapes for fake tensors."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from rnnkern.ops._recurrence.facts import KERNEL_CELLS, saved_by
 from rnnkern.ops._recurrence.second import ReferenceBackward, differentiate_backward, push_forward_backward
 from rnnkern.ops._recurrence.tangent import tangents_of
 from rnnkern.ops._recurrence.vmap import over_members
-from rnnkern.ops.transforms import applied_whole, call_backward, gradients_taken_back, hand_out, take_back, transformed
+from rnnkern.ops.differentiable import applied, call_backward, gradients_taken_back, hand_out, take_back, transformed
 from rnnkern.reference._recurrence import cell_of
 
 RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
@@ -46,7 +45,7 @@ class Recomputed(NamedTuple):
 class Recurrence(torch.autograd.Function):
     """``saving`` is (whether the gates are saved, or None if nothing is; whether u is saved; the function of a
     :class:`Recomputed` or None; the number of steps that read one u, or None; whether h is handed out, see
-    :func:`rnnkern.ops.transforms.hand_out`). ``tensors`` are the state, the params and the arguments of that
+    :func:`rnnkern.ops.differentiable.hand_out`). ``tensors`` are the state, the params and the arguments of that
     function."""
 
     @staticmethod
@@ -147,7 +146,7 @@ def push_forward(ctx, *dots):
     return h_tangent, *final, *[None] * ctx.kept
 
 
-differentiable = applied_whole(Recurrence, "recurrence", push_forward)
+differentiable = applied(Recurrence, "recurrence", push_forward)
 
 
 def gradients(cell, reverse, states, how, tensors, needs, grads):

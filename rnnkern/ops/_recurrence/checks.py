@@ -5,16 +5,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rnnkern._torch_private import FakeTensor, is_wrapped
 from rnnkern.ops._recurrence.autograd import Rates, Recomputed
-from rnnkern.ops.checks import all_like, check_batch_sizes, check_like, check_reset, check_shape, shape_of
+from rnnkern.ops.checks import (
+    FLOATS,
+    all_like,
+    check_batch_sizes,
+    check_flags,
+    check_input,
+    check_like,
+    check_reset,
+    check_shape,
+    readable,
+)
 from rnnkern.reference import CELLS
 from rnnkern.reference._recurrence import OWN_CELLS, cell_of
 
 LEAST_RATE = 2.0**-32
 """Least rate of zoneout and dropout. A smaller rate cannot be resolved by 32 random bits and counts as 0."""
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 OF_EQUAL_STEPS = ("adams", "heavy_ball", "heavy_ball_tanh")
 """Cells of :mod:`rnnkern.cells`, named with a hash behind, whose states must not be mixed with the previous ones: one
@@ -31,10 +38,8 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     if not isinstance(cell, str) or (cell not in CELLS and cell not in OWN_CELLS):
         raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, or what rnnkern.cell made, got {cell!r}")
     _, gates, states, names, _, recurrent = cell_of(cell)
-    check_like("recurrence", "u", u, "u", u)
-    dtypes = (*DTYPES, torch.complex64, torch.complex128) if cell in COMPLEX else DTYPES
-    if u.dtype not in dtypes:
-        raise TypeError(f"recurrence: `u` must have one of the dtypes {dtypes}, got {u.dtype}")
+    dtypes = (*FLOATS, torch.complex64, torch.complex128) if cell in COMPLEX else FLOATS
+    check_input("recurrence", "u", u, batch_sizes, "G*H", dtypes)
     for name, group, wanted in (
         ("state", state, ("h0", "c0", *(f"state{k}" for k in range(2, states)))[:states]),
         ("params", params, names),
@@ -57,23 +62,17 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
         for name, group, like in (("state", state, ("u", u)), ("params", params, real)):
             for k, tensor in enumerate(group):
                 check_like("recurrence", f"{name}[{k}]", tensor, *like)
-    for name, flag in (("reverse", reverse), ("save_gates", save_gates)):
-        if not isinstance(flag, bool) and (name == "reverse" or flag is not None):
-            raise TypeError(f"recurrence: `{name}` must be a bool, got {flag!r}")
-    if not isinstance(save_u, (bool, Recomputed)):
-        raise TypeError(f"recurrence: `save_u` must be a bool, got {save_u!r}")
+    gates_flag, u_flag = save_gates is not None and save_gates, isinstance(save_u, Recomputed) or save_u
+    check_flags("recurrence", reverse=reverse, save_gates=gates_flag, save_u=u_flag)
 
-    if u.dim() != (3 if batch_sizes is None else 2):
-        wanted = "(T, B, G*H)" if batch_sizes is None else "(sum of batch_sizes, G*H) when `batch_sizes` is given"
-        raise ValueError(f"recurrence: `u` must be {wanted}, got {shape_of(u)}")
     hidden = _check_projection(cell, gates, u, weight_ih, bias_ih)
     width = _check_params(cell, names, params, hidden)
     if R.dim() == 3:
         heads = R.shape[0]
         if cell == "lstm_projected" or cell_of(cell).normalised:
-            raise ValueError(f"recurrence: `R` of the cell {cell!r} must be dense, got heads {shape_of(R)}")
+            raise ValueError(f"recurrence: `R` of the cell {cell!r} must be dense, got heads {tuple(R.shape)}")
         if heads == 0 or hidden % heads:
-            raise ValueError(f"recurrence: `R` has {heads} heads, which must divide H = {hidden}, got {shape_of(R)}")
+            raise ValueError(f"recurrence: `R` has {heads} heads, which must divide H = {hidden}, got {tuple(R.shape)}")
         d = hidden // heads
         check_shape("recurrence", "R", R, "(K, G*D, D)", (heads, recurrent * d, d))
     else:
@@ -82,7 +81,7 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
         check_shape("recurrence", "bias", bias, "(G*H,)", (recurrent * hidden,))
 
     if state[0].dim() != 2:
-        raise ValueError(f"recurrence: `state[0]` must be (B, H), got {shape_of(state[0])}")
+        raise ValueError(f"recurrence: `state[0]` must be (B, H), got {tuple(state[0].shape)}")
     batch = state[0].shape[0] if batch_sizes is not None else u.shape[1]
     for k, s in enumerate(state):
         columns = width if k == 0 else hidden
@@ -98,7 +97,7 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     if grad_scale is not None and tuple(grad_scale.shape) not in ((steps,), (steps, batch)):
         raise ValueError(
             f"recurrence: `grad_scale` must be (T,) = ({steps},) or (T, B) = ({steps}, {batch}), "
-            f"got {shape_of(grad_scale)}"
+            f"got {tuple(grad_scale.shape)}"
         )
     if keep is not None:
         _check_keep(cell, keep, zoneout, real, steps, batch)
@@ -112,7 +111,7 @@ def _check_steps(steps, u: Tensor, batch_sizes: Tensor | None) -> None:
     if batch_sizes is not None:
         raise ValueError("recurrence: `batch_sizes` must be None with `steps`, got a tensor")
     if u.shape[0] != 1:
-        raise ValueError(f"recurrence: `u` must be (1, B, G*H) with `steps`, got {shape_of(u)}")
+        raise ValueError(f"recurrence: `u` must be (1, B, G*H) with `steps`, got {tuple(u.shape)}")
 
 
 def _check_keep(cell: str, keep: Tensor, zoneout, like: tuple[str, Tensor], steps: int, batch: int) -> None:
@@ -126,12 +125,11 @@ def _check_keep(cell: str, keep: Tensor, zoneout, like: tuple[str, Tensor], step
     check_like("recurrence", "keep", keep, *like)
     if tuple(keep.shape) not in ((steps,), (steps, batch)):
         raise ValueError(
-            f"recurrence: `keep` must be (T,) = ({steps},) or (T, B) = ({steps}, {batch}), got {shape_of(keep)}"
+            f"recurrence: `keep` must be (T,) = ({steps},) or (T, B) = ({steps}, {batch}), got {tuple(keep.shape)}"
         )
     if keep.requires_grad:
         raise ValueError("recurrence: `keep` is a constant and must not require a gradient; pass keep.detach()")
-    # Values are read only where that costs no wait, and where they exist: not of fake tensors and members of a vmap.
-    if keep.is_cpu and not torch.compiler.is_compiling() and not isinstance(keep, FakeTensor) and not is_wrapped(keep):
+    if readable(keep):
         wrong = keep[~((keep >= 0) & (keep <= 1))]
         if wrong.numel():
             raise ValueError(f"recurrence: `keep` must be in [0, 1], got {wrong[0].item()}")
@@ -158,7 +156,7 @@ def noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[Rates, Tensor
         if seed.device != u.device:
             raise TypeError(f"recurrence: `seed` must be on {u.device} like `u`, got {seed.device}")
         if seed.numel() != 1:
-            raise ValueError(f"recurrence: `seed` must have one element, got {shape_of(seed)}")
+            raise ValueError(f"recurrence: `seed` must have one element, got {tuple(seed.shape)}")
     rates = tuple(float(rate) if rate >= LEAST_RATE else 0.0 for rate in (*rates, dropout if seed is not None else 0))
     return (rates, seed) if any(rates) else ((), None)
 
@@ -169,8 +167,8 @@ def _check_projection(cell: str, gates: int, u: Tensor, weight_ih: Tensor | None
     if rows % gates or rows == 0:
         wanted = f"G*H, a positive multiple of G = {gates} for the cell {cell!r}"
         if weight_ih is None:
-            raise ValueError(f"recurrence: the last size of `u` must be {wanted}, got {shape_of(u)}")
-        raise ValueError(f"recurrence: `weight_ih` must be (G*H, I), G*H {wanted[5:]}, got {shape_of(weight_ih)}")
+            raise ValueError(f"recurrence: the last size of `u` must be {wanted}, got {tuple(u.shape)}")
+        raise ValueError(f"recurrence: `weight_ih` must be (G*H, I), G*H {wanted[5:]}, got {tuple(weight_ih.shape)}")
     if weight_ih is not None:
         check_shape("recurrence", "weight_ih", weight_ih, "(G*H, I)", (rows, u.shape[-1]))
     if bias_ih is not None:
@@ -186,7 +184,7 @@ def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hid
         (weight,) = params
         if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != hidden:
             raise ValueError(
-                f"recurrence: `params[0]` (weight_hr) must be (P, H) = (P, {hidden}), got {shape_of(weight)}"
+                f"recurrence: `params[0]` (weight_hr) must be (P, H) = (P, {hidden}), got {tuple(weight.shape)}"
             )
         return weight.shape[0]
     for k, name in enumerate(names):

@@ -1,5 +1,6 @@
-"""Writes a recurrence of H complex units as one of 2 H real units, alternating real and imaginary parts, for the cell
-complex_modrelu.
+"""Writes a recurrence of H complex units as one of 2 H real units, which alternate real and imaginary parts.
+
+Its cell is complex_modrelu.
 
 Each real unit holds one part of a complex number but needs both parts of the pre-activation. So every gate appears
 twice: once with the unit's own part and once with the other part.

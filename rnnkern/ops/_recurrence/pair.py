@@ -1,8 +1,6 @@
-"""Two recurrences in one call, which the CPU kernels can run concurrently: both directions of a layer, or two stacked
-layers."""
+"""Two recurrences in one call, which CPU kernels can run concurrently: both directions of a layer, or two layers."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +9,7 @@ from torch import Tensor
 from rnnkern import _extension
 from rnnkern.ops._recurrence.autograd import gradients, in_order
 from rnnkern.ops._recurrence.recurrence import recurrence
-from rnnkern.ops.dispatch import Choice
-from rnnkern.ops.transforms import (
+from rnnkern.ops.differentiable import (
     can_hand_out,
     gradients_taken_back,
     hand_out,
@@ -20,6 +17,7 @@ from rnnkern.ops.transforms import (
     take_back,
     transformed,
 )
+from rnnkern.ops.dispatch import Choice
 
 _operators = torch.ops.rnnkern
 
@@ -33,91 +31,45 @@ recurrences or for neither."""
 OTHERS = ("state", "params", "batch_sizes", "save_gates")
 
 
-def recurrence_bidirectional(
-    cell: str, x: Tensor, forward: Mapping[str, Any], backward: Mapping[str, Any]
-) -> tuple[Result, Result]:
-    r"""Runs a recurrent cell over a sequence in both directions, each with its own weights.
+def both(
+    cell: str, x: Tensor, first: Mapping[str, Any], second: Mapping[str, Any], *, stacked: bool
+) -> tuple[Result, Result] | tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Runs both directions of a layer, or with ``stacked`` two layers, of which the second reads h of the first.
 
     It is equivalent to two calls of :func:`recurrence` and raises the same errors::
 
-        recurrence(cell, x, **forward), recurrence(cell, x, **backward, reverse=True)
+        recurrence(cell, x, **first), recurrence(cell, x, **second, reverse=True)  # both directions
+        recurrence(cell, x, **first), recurrence(cell, h, **second)  # layers; h is that of the first
 
-    On a CPU with at least two threads, both directions run concurrently, each on half of the threads, and neither waits
-    for the other. The conditions are: ``weight_ih`` is given; ``grad_scale``, ``zoneout``, ``dropout`` and ``keep`` are
-    not used; and both directions have equal sizes, the same ``batch_sizes`` and ``save_gates``, and the same optional
-    tensors. Otherwise the function makes two calls: also on other devices, if :func:`rnnkern.use` forces the reference,
-    with one thread, under the transforms of ``torch.func`` and in compiled code. Second derivatives are those of
-    :func:`recurrence`.
+    On a CPU with at least two threads, one operator computes both. The conditions are: ``weight_ih`` is given;
+    ``grad_scale``, ``zoneout``, ``dropout`` and ``keep`` are not used; and both recurrences have equal sizes, the same
+    ``batch_sizes`` and ``save_gates``, and the same optional tensors. Otherwise the function makes two calls: also on
+    other devices, if :func:`rnnkern.use` forces the reference, with one thread, under the transforms of ``torch.func``
+    and in compiled code. Second derivatives are those of :func:`recurrence`.
+
+    Directions run concurrently, each on half of the threads, and neither waits for the other. Layers do so with an even
+    number of threads, few sequences (fewer than four per thread) of many steps, and at most 256 KB of R: the second
+    follows the first by some steps, and in the backward pass the first follows the second.
 
     Args:
         cell: as in :func:`recurrence`.
         x: (T, B, I), or packed (sum of ``batch_sizes``, I).
-        forward, backward: dicts with the other arguments of :func:`recurrence` except ``reverse``: ``weight_ih``,
-            ``R``, ``state`` and the optional arguments.
+        first, second: the other arguments of :func:`recurrence` except ``reverse``.
 
     Returns:
-        For each direction a tuple of h, shaped like ``x`` with H columns, and the final state. Both h are in the time
-        order of ``x``.
-
-    Raises:
-        ValueError, TypeError, NotImplementedError: as :func:`recurrence`.
-
-    >>> x, h0 = torch.randn(5, 2, 4), torch.zeros(2, 3)
-    >>> one, other = ({"weight_ih": torch.randn(9, 4), "R": torch.randn(9, 3), "state": (h0,)} for _ in range(2))
-    >>> (h, _), (h_reverse, _) = recurrence_bidirectional("gru", x, one, other)
-    >>> torch.cat([h, h_reverse], dim=-1).shape
-    torch.Size([5, 2, 6])
+        h and the final state of each direction, with both h in the time order of ``x``; with ``stacked``, h of the
+        second layer and the final states of the first and of the second layer.
     """
-    calls = _pair(cell, False, x, forward, backward)
-    if calls is None:
-        return recurrence(cell, x, **forward), recurrence(cell, x, **backward, reverse=True)
-    return _apply(cell, False, x, calls)
-
-
-def recurrence_stacked(
-    cell: str, x: Tensor, lower: Mapping[str, Any], upper: Mapping[str, Any]
-) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-    r"""Runs two stacked layers of a recurrent cell. The second layer reads h of the first.
-
-    It is equivalent to two calls of :func:`recurrence` and raises the same errors::
-
-        h, lower_state = recurrence(cell, x, **lower)
-        h, upper_state = recurrence(cell, h, **upper)
-
-    Under the conditions of :func:`recurrence_bidirectional`, one operator computes both layers. With an even number of
-    threads, few sequences (fewer than four per thread) of many steps, and at most 256 KB of R, the layers run
-    concurrently, each on half of the threads: the second follows the first by some steps, and in the backward pass the
-    first follows the second.
-
-    Args:
-        cell: as in :func:`recurrence`.
-        x: (T, B, I), or packed (sum of ``batch_sizes``, I).
-        lower, upper: dicts with the other arguments of :func:`recurrence` except ``reverse``.
-
-    Returns:
-        h of the second layer, shaped like ``x`` with H columns, and the final states of the first and of the second
-        layer.
-
-    Raises:
-        ValueError, TypeError, NotImplementedError: as :func:`recurrence`.
-
-    >>> x, h0 = torch.randn(5, 2, 4), torch.zeros(2, 3)
-    >>> lower = {"weight_ih": torch.randn(9, 4), "R": torch.randn(9, 3), "state": (h0,)}
-    >>> upper = {"weight_ih": torch.randn(9, 3), "R": torch.randn(9, 3), "state": (h0,)}
-    >>> h, lower_state, upper_state = recurrence_stacked("gru", x, lower, upper)
-    >>> h.shape, torch.equal(h[-1], upper_state[0])
-    (torch.Size([5, 2, 3]), True)
-    """
-    calls = _pair(cell, True, x, lower, upper)
-    if calls is None:
-        h, lower_state = recurrence(cell, x, **lower)
-        h, upper_state = recurrence(cell, h, **upper)
+    calls = _pair(cell, x, first, second, stacked)
+    if calls is not None:
+        one, other = _apply(cell, stacked, x, calls)
     else:
-        (_, lower_state), (h, upper_state) = _apply(cell, True, x, calls)
-    return h, lower_state, upper_state
+        one = recurrence(cell, x, **first)
+        other = recurrence(cell, one[0] if stacked else x, **second, reverse=not stacked)
+    return (other[0], one[1], other[1]) if stacked else (one, other)
 
 
-def _pair(cell, stacked, x, first, second) -> list[dict[str, Any]] | None:
+def _pair(cell, x, first, second, stacked) -> list[dict[str, Any]] | None:
     """The rule that decides whether one call suffices: returns the arguments of both recurrences, checked and with
     defaults, or None if two calls are needed."""
     if torch.compiler.is_compiling() or transformed() or torch.get_num_threads() < 2:
@@ -129,9 +81,9 @@ def _pair(cell, stacked, x, first, second) -> list[dict[str, Any]] | None:
     rest = [(value, defaults.get(name)) for c in calls for name, value in c.items() if name not in EACH + OTHERS]
     if any(value is not default and (isinstance(value, Tensor) or value != default) for value, default in rest):
         return None
-    if recurrence._choose(cell, x, **first).implementation != "cpu":
+    # Choosing checks the arguments of each recurrence.
+    if any(choice.implementation != "cpu" for choice in _choices(cell, x, first, second, stacked)):
         return None
-    _choose_second(cell, stacked, x, first, second)  # it checks the arguments of the second recurrence
     one, other = calls
     shapes = ([None if t is None else t.shape for t in (*map(c.get, EACH[1:]), c["state"][0])] for c in calls)
     alike = one["batch_sizes"] is other["batch_sizes"] and one["save_gates"] == other["save_gates"]
@@ -139,21 +91,22 @@ def _pair(cell, stacked, x, first, second) -> list[dict[str, Any]] | None:
     return calls if alike and projected and next(shapes) == next(shapes) else None
 
 
-def _choose_second(cell, stacked, x, first, second) -> Choice:
+def _choices(cell, x, first, second, stacked) -> list[Choice]:
+    one = recurrence._choose(cell, x, **first)
     if stacked:  # the second layer's input, h of the first, does not exist yet
         x = x.new_empty(1).expand(*x.shape[:-1], first["state"][0].shape[-1])
-    return recurrence._choose(cell, x, **second, reverse=not stacked)
+    return [one, recurrence._choose(cell, x, **second, reverse=not stacked)]
 
 
-def _choose_both(stacked, how, cell, x, first, second) -> list[Choice]:
-    choices = [recurrence._choose(cell, x, **first), _choose_second(cell, stacked, x, first, second)]
-    if _pair(cell, stacked, x, first, second) is None:
+def _choose(cell, x, first, second, *, stacked) -> list[Choice]:
+    choices = _choices(cell, x, first, second, stacked)
+    if _pair(cell, x, first, second, stacked) is None:
         return choices
+    how = "in one call with the other layer" if stacked else "side by side with the other direction"
     return [choice._replace(reason=f"{choice.reason}, {how}") for choice in choices]
 
 
-recurrence_bidirectional._choose = partial(_choose_both, False, "side by side with the other direction")
-recurrence_stacked._choose = partial(_choose_both, True, "in one call with the other layer")
+both._choose = _choose
 
 
 def _apply(cell, stacked, x, calls) -> tuple[Result, Result]:
@@ -203,7 +156,7 @@ class RecurrencePair(torch.autograd.Function):
     """Forward and backward pass of a pair, not used under transforms. If the backward pass runs under a transform or is
     differentiated again, it uses the backward passes of the two recurrences separately. For stacked layers, h of the
     first layer has a gradient of its own only in second derivatives. ``saving`` is (whether the gates are saved,
-    whether both h are handed out, see :func:`rnnkern.ops.transforms.hand_out`)."""
+    whether both h are handed out, see :func:`rnnkern.ops.differentiable.hand_out`)."""
 
     @staticmethod
     def forward(cell, stacked, saving, states, parts, x, batch_sizes, *tensors):

@@ -18,9 +18,8 @@ from rnnkern.ops._recurrence.autograd import (
 )
 from rnnkern.ops._recurrence.checks import COMPLEX, check, noise
 from rnnkern.ops._recurrence.complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
-from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, forced, operator
-from rnnkern.ops.programs import told
-from rnnkern.ops.transforms import can_hand_out, needs_derivatives, transformed
+from rnnkern.ops.differentiable import can_hand_out, needs_derivatives, transformed
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, forced, operator, told
 from rnnkern.reference._recurrence import cell_of
 
 _operators = torch.ops.rnnkern

@@ -1,5 +1,6 @@
-"""Second derivatives of the recurrence. The backward pass equals the gradient of the reference, so differentiating the
-latter differentiates the former."""
+"""Second derivatives of the recurrence, which are those of the reference.
+
+The backward pass equals the gradient of the reference, so differentiating the latter differentiates the former."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern.ops.transforms import check_lengths_are_there
+from rnnkern.ops.differentiable import check_lengths_are_there
 
 NAMES = ("u", "weight_ih", "bias_ih", "R", "bias")
 

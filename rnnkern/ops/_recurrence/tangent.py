@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rnnkern import _extension, reference
 from rnnkern.ops._recurrence.facts import KERNEL_CELLS
+from rnnkern.ops.differentiable import applied
+from rnnkern.ops.dispatch import warn_once
 from rnnkern.ops.folds import one_by_one
-from rnnkern.ops.slow_path import warn_once
-from rnnkern.ops.transforms import applied_whole
 from rnnkern.reference._noise import dropout_mask
 from rnnkern.reference._recurrence import cell_of, product_of
 
@@ -105,7 +105,7 @@ def push_forward(ctx, *dots):
     return *torch.func.jvp(lambda leaves: function(leaves)[:-1], (leaves,), (given,))[1], None
 
 
-propagate = applied_whole(RecurrenceTangent, "recurrence_tangent", push_forward)
+propagate = applied(RecurrenceTangent, "recurrence_tangent", push_forward)
 """Calls :class:`RecurrenceTangent`. Returns [h_tangent, *tangents of the final state, log_r, lost]."""
 
 

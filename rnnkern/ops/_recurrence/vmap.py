@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rnnkern.ops.folds import Batched, one_by_one, over_sequences
+from rnnkern.ops.folds import Batched, members_first, one_by_one, over_sequences
 from rnnkern.reference._recurrence import cell_of
 
 
@@ -69,14 +69,14 @@ def over_heads(function: Callable, info: Any, dims: Sequence[int | None], args: 
     unlike = backward and projected and not whole
     if not (square and shared) or unlike or cell == "lstm_projected" or spec.normalised:
         return one_by_one(function, info, dims, args)
-    R = _members_first(R, dims[8], members)
+    R = members_first(R, dims[8], members)
     hidden = R.shape[1:-1].numel() // spec.recurrent
     tail = 15 + states + len(spec.params)
     rank = None if len(args) == tail else args[tail].dim() - (dims[tail] is not None)  # of h of a member
 
     def folded(x: Tensor, dim: int | None, apart: bool = False) -> Tensor:
         """(..., G*H) or with ``apart`` (..., G, H) of each member as (..., G*N*H)."""
-        x = _members_first(x, dim, members)
+        x = members_first(x, dim, members)
         return (x if apart else x.unflatten(-1, (-1, hidden))).movedim(0, -2).flatten(-3)
 
     def fold(k: int) -> Any:
@@ -95,11 +95,11 @@ def over_heads(function: Callable, info: Any, dims: Sequence[int | None], args: 
 
     def weight_ih() -> Tensor:
         """(G, N, H, I)"""
-        return _members_first(args[6], dims[6], members).unflatten(1, (-1, hidden)).movedim(0, 1)
+        return members_first(args[6], dims[6], members).unflatten(1, (-1, hidden)).movedim(0, 1)
 
     def projection() -> Tensor:
         bias = None if args[7] is None else folded(args[7], dims[7])
-        u = torch.einsum("e...i,geji->...gej", _members_first(args[5], dims[5], members), weight_ih()).flatten(-3)
+        u = torch.einsum("e...i,geji->...gej", members_first(args[5], dims[5], members), weight_ih()).flatten(-3)
         return u if bias is None else u + bias
 
     def unfold(k: int, x: Tensor) -> tuple[Tensor, int | None]:
@@ -116,7 +116,3 @@ def over_heads(function: Callable, info: Any, dims: Sequence[int | None], args: 
 
     results = function(*map(fold, range(len(args))))
     return tuple(zip(*(unfold(k, x) for k, x in enumerate(results)), strict=True))
-
-
-def _members_first(x: Tensor, dim: int | None, members: int) -> Tensor:
-    return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)

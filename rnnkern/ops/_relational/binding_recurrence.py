@@ -1,9 +1,7 @@
-"""The recurrence of an emergent symbol binding network: the public function, its checks and its choice of
-implementation."""
+"""The recurrence of an emergent symbol binding network: the public function and its checks."""
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from rnnkern import reference
@@ -16,7 +14,7 @@ NAMES = ("W_ih", "W_hh", "b_ih", "b_hh", "W_k", "b_k", "w_g", "b_g")
 
 
 def _check(w: Tensor, conf: Tensor, weights: Sequence[Tensor]) -> None:
-    check_dtype(OP, "w", w, (torch.float32, torch.float64, torch.bfloat16, torch.float16))
+    check_dtype(OP, "w", w)
     if w.dim() != 3 or w.shape[1] != w.shape[2] or w.shape[1] == 0:
         raise ValueError(f"{OP}: `w` must be (B, T, T) with T of at least 1, got {shape_of(w)}")
     check_like(OP, "conf", conf, "w", w)

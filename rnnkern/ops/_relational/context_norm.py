@@ -10,15 +10,9 @@ from rnnkern.reference._relational import context_norm as plain
 
 
 def context_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    norm: str | None = "unbiased",
-    eps: float = 1e-8,
-    segments: Sequence[int] | None = None,
-    lengths: Tensor | None = None,
-) -> Tensor:
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, norm: str | None = "unbiased",
+    eps: float = 1e-8, segments: Sequence[int] | None = None, lengths: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Same arguments and result as the reference's, without checks. Of n objects, the variance over n - 1 is n /
     (n - 1) times that of an instance norm, whose weight and eps are therefore smaller."""
     dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)

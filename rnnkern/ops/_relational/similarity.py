@@ -1,16 +1,14 @@
 """Similarity of a few objects: the public function, its checks, its choice of implementation and its derivatives."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern._torch_private import FakeTensor, is_wrapped
 from rnnkern.ops._relational import similarity_triton
 from rnnkern.ops._relational.context_norm import context_norm
-from rnnkern.ops.checks import check_dtype, check_like, check_shape, shape_of
+from rnnkern.ops.checks import check_choice, check_dtype, check_flags, check_like, check_number, check_shape, readable
 from rnnkern.ops.differentiable import differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import in_first_dimension
@@ -18,22 +16,18 @@ from rnnkern.ops.triton_launch import refusal as triton_refusal
 from rnnkern.reference._relational import MASKS, NORMS
 
 OP = "similarity"
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def _check(x, y, weight, bias, norm, eps, segments, lengths, mask, scale, values, packed, return_scores) -> None:
-    check_dtype(OP, "x", x, DTYPES)
+    check_dtype(OP, "x", x)
     if x.dim() != 3 or 0 in x.shape[1:]:
-        raise ValueError(f"{OP}: `x` must be (B, T, d) with T and d of at least 1, got {shape_of(x)}")
+        raise ValueError(f"{OP}: `x` must be (B, T, d) with T and d of at least 1, got {tuple(x.shape)}")
     batch, objects, features = x.shape
-    for name, flag in (("packed", packed), ("return_scores", return_scores)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"{OP}: `{name}` must be a bool, got {flag!r}")
+    check_flags(OP, packed=packed, return_scores=return_scores)
     if y is not None:
         check_like(OP, "y", y, "x", x)
         check_shape(OP, "y", y, "(B, T, d)", (batch, objects, features))
-    if mask not in MASKS:
-        raise ValueError(f"{OP}: `mask` must be one of {MASKS}, got {mask!r}")
+    check_choice(OP, "mask", mask, MASKS)
     if packed and mask == "full":
         raise ValueError(f"{OP}: `packed` must be False for `mask` 'full', which has no triangle, got True")
     check_number(OP, "scale", scale)
@@ -42,21 +36,13 @@ def _check(x, y, weight, bias, norm, eps, segments, lengths, mask, scale, values
         check_like(OP, "values", values, "x", x)
         if values.dim() != 3 or tuple(values.shape[:2]) != (batch, objects) or values.shape[2] == 0:
             wanted = f"(B, T, e) = ({batch}, {objects}, e) with e of at least 1"
-            raise ValueError(f"{OP}: `values` must be {wanted}, got {shape_of(values)}")
-
-
-def check_number(op: str, name: str, number: float) -> None:
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise TypeError(f"{op}: `{name}` must be a number, got {number!r}")
-    if not math.isfinite(number):
-        raise ValueError(f"{op}: `{name}` must be finite, got {number}")
+            raise ValueError(f"{OP}: `values` must be {wanted}, got {tuple(values.shape)}")
 
 
 def check_norm(op: str, x: Tensor, weight, bias, norm, eps, segments, lengths) -> None:
     """Checks the arguments of the normalization; ``x`` is (B, T, d)."""
     batch, objects, features = x.shape
-    if norm not in NORMS:
-        raise ValueError(f"{op}: `norm` must be one of {NORMS}, got {norm!r}")
+    check_choice(op, "norm", norm, NORMS)
     check_eps(op, eps)
     if (weight is None) != (bias is None):
         there, absent = ("bias", "weight") if weight is None else ("weight", "bias")
@@ -78,7 +64,7 @@ def check_norm(op: str, x: Tensor, weight, bias, norm, eps, segments, lengths) -
         if lengths.device != x.device:
             raise TypeError(f"{op}: `lengths` must be on {x.device} like `x`, got {lengths.device}")
         check_shape(op, "lengths", lengths, "(B,)", (batch,))
-        if _readable(lengths) and batch:
+        if readable(lengths) and batch:
             least, most = lengths.aminmax()
             if least < 0 or most > objects:
                 raise ValueError(f"{op}: `lengths` must be in [0, {objects}], got {int(least)} to {int(most)}")
@@ -95,13 +81,6 @@ def check_segments(op: str, segments: Sequence[int]) -> None:
         raise TypeError(f"{op}: `segments` must be a tuple of ints, got {segments!r}")
     if not segments or min(segments) < 1:
         raise ValueError(f"{op}: `segments` must be at least 1 each, got {tuple(segments)}")
-
-
-def _readable(x: Tensor) -> bool:
-    """Whether values can be read without synchronizing with a device."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or isinstance(x, FakeTensor):
-        return False
-    return not is_wrapped(x)
 
 
 def _choose(x: Tensor) -> Choice:

@@ -1,5 +1,6 @@
-"""similarity on a GPU: one Triton program per sample, for at most ``MOST`` objects. Nothing synchronizes with the
-device."""
+"""Launches the Triton kernels of similarity: a program per sample, for at most ``MOST`` objects.
+
+Nothing synchronizes with the device."""
 
 import functools
 
@@ -7,19 +8,14 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
-from rnnkern.ops.triton_launch import OPTIONS, block_of
+from rnnkern.ops.triton_launch import OPTIONS, block_of, kernels_of
 
 MOST = 128
 """Largest number of objects: the tile of all pairs stays in registers."""
 TILE = 2048
 """Number of values in a block of features of all objects."""
 
-
-def kernels():
-    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
-    from rnnkern.triton import similarity
-
-    return similarity
+kernels = kernels_of("similarity")
 
 
 def refusal(objects: int) -> str | None:

@@ -4,25 +4,21 @@ import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern._torch_private import FakeTensor, is_wrapped
 from rnnkern.ops._relevancy import gather_triton  # noqa: F401  (registers kernels)
-from rnnkern.ops.checks import check_like, check_shape, shape_of
+from rnnkern.ops.checks import check_choice, check_dtype, check_flags, check_like, check_shape, readable, shape_of
 from rnnkern.ops.differentiable import differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import in_first_dimension
 from rnnkern.ops.triton_launch import refusal as triton_refusal
-from rnnkern.reference._gather_attention import ALIGNMENTS
+from rnnkern.reference._relevancy import ALIGNMENTS
 
 OP = "gather_attention"
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def _check(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, alignment: str) -> None:
-    if alignment not in ALIGNMENTS:
-        raise ValueError(f"{OP}: `alignment` must be one of {ALIGNMENTS}, got {alignment!r}")
-    check_like(OP, "q", q, "q", q)
-    if q.dtype not in DTYPES:
-        raise TypeError(f"{OP}: `q` must have one of the dtypes {DTYPES}, got {q.dtype}")
+def _check(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, alignment: str, return_weights: bool) -> None:
+    check_choice(OP, "alignment", alignment, ALIGNMENTS)
+    check_flags(OP, return_weights=return_weights)
+    check_dtype(OP, "q", q)
     for name, x in (("u", u), ("h", h), ("v", v)):
         check_like(OP, name, x, "q", q)
     if not isinstance(idx, Tensor) or idx.dtype not in (torch.int32, torch.int64):
@@ -44,15 +40,8 @@ def _check(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, alignment: s
         raise ValueError(
             f"{OP}: `v` must be (H,) = ({hidden},) or (G, H) with G that divides B = {batch}, got {shape_of(v)}"
         )
-    if _readable(idx) and idx.numel() and (most := int(idx.max())) >= memories:
+    if readable(idx) and idx.numel() and (most := int(idx.max())) >= memories:
         raise ValueError(f"{OP}: `idx` must be less than the number of memories M = {memories}, got {most}")
-
-
-def _readable(x: Tensor) -> bool:
-    """Whether values can be read without synchronizing with a device."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or isinstance(x, FakeTensor):
-        return False
-    return not is_wrapped(x)
 
 
 def _choose(q: Tensor) -> Choice:
@@ -113,7 +102,7 @@ def gather_attention(
     >>> torch.equal(out[0, 0], h[0, 2]), out[0, 1].tolist()
     (True, [0.0, 0.0, 0.0, 0.0])
     """
-    _check(q, u, h, idx, v, alignment)
+    _check(q, u, h, idx, v, alignment, return_weights)
     if idx.dtype == torch.int64:
         idx = idx.clamp(min=-1).int()  # int32 suffices for any number of memories that fits in a tensor
     arithmetic = torch.promote_types(q.dtype, torch.float32)

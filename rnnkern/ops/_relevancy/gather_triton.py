@@ -1,5 +1,6 @@
-"""gather_attention on a GPU: one Triton program per query, and in the backward pass also one per piece of the pairs of
-a memory. A pair is a query and a place in its list.
+"""Launches the Triton kernels of gather_attention: a program per query, and backward one per piece of a memory's pairs.
+
+A pair is a query and a place in its list.
 
 Sorting the lists by memory gives the pairs of each memory. Nothing synchronizes with the device: the number of programs
 suffices for any lists.
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
-from rnnkern.ops.triton_launch import OPTIONS, block_of
+from rnnkern.ops.triton_launch import OPTIONS, block_of, kernels_of
 
 TILE = 2048
 """Number of key values that a program holds at once."""
@@ -18,12 +19,7 @@ ROWS = 4
 PIECE = 64
 """Number of pairs of a memory that one program sums."""
 
-
-def kernels():
-    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
-    from rnnkern.triton import gather_attention
-
-    return gather_attention
+kernels = kernels_of("gather_attention")
 
 
 def _blocks(hidden: int, count: int) -> tuple[int, int]:

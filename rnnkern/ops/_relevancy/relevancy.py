@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern.ops._relevancy import autograd as relevancy_autograd
-from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
-from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator
-from rnnkern.ops.programs import told
+from rnnkern.ops._relevancy.autograd import by_operator, parted
+from rnnkern.ops.checks import check_choice, check_flags, check_group, check_input, check_like, check_shape, check_steps
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, name_of, operator, told
 from rnnkern.reference import CELLS, RelevancyMemory, RelevancyState
 from rnnkern.reference._relevancy import FACTORS, RELEVANCY_CELLS
 
 OP = "relevancy_recurrence"
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 CHOICES = {
     "combine": tuple(FACTORS),
     "alignment": ("additive", "dot"),
@@ -24,17 +22,15 @@ CHOICES = {
 
 
 def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, combine, alignment, relevance, params,
-           batch_sizes, reset, output) -> int:  # fmt: skip
+           batch_sizes, reset, output, return_memory) -> int:  # fmt: skip
     """Checks the arguments and returns T."""
-    if cell not in RELEVANCY_CELLS:
-        raise ValueError(f"{OP}: `cell` must be one of {RELEVANCY_CELLS}, got {cell!r}")
+    check_choice(OP, "cell", cell, RELEVANCY_CELLS)
     _, gates, states, names, *_ = CELLS[cell]
-    check_like(OP, "u", u, "u", u)
-    if u.dtype not in DTYPES:
-        raise TypeError(f"{OP}: `u` must have one of the dtypes {DTYPES}, got {u.dtype}")
+    check_input(OP, "u", u, batch_sizes, "G*H")
+    check_flags(OP, return_memory=return_memory)
     for name, choice in (("combine", combine), ("alignment", alignment), ("relevance", relevance), ("output", output)):
-        if not (isinstance(choice, Tensor) and name == "relevance") and choice not in CHOICES[name]:
-            raise ValueError(f"{OP}: `{name}` must be one of {CHOICES[name]}, got {choice!r}")
+        if not (isinstance(choice, Tensor) and name == "relevance"):
+            check_choice(OP, name, choice, CHOICES[name])
     for name, size, least in (("buffer_size", buffer_size, 1), ("relevant_size", relevant_size, 0)):
         if isinstance(size, bool) or not isinstance(size, int) or size < least:
             raise ValueError(f"{OP}: `{name}` must be an integer of at least {least}, got {size!r}")
@@ -43,22 +39,13 @@ def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, com
     if not isinstance(state, RelevancyState):
         groups["state"] = (state, ("s0", "c0")[:states])
     for name, (group, wanted) in groups.items():
-        if not isinstance(group, (tuple, list)):
-            raise TypeError(f"{OP}: `{name}` must be a tuple of tensors, got {type(group).__name__}")
-        if len(group) != len(wanted):
-            wanted = ", ".join(wanted)
-            raise ValueError(f"{OP}: `{name}` of the cell {cell!r} must be ({wanted}), got {len(group)} tensors")
-        for k, tensor in enumerate(group):
-            check_like(OP, f"{name}[{k}]", tensor, "u", u)
+        check_group(OP, name, group, wanted, u, f" of the cell {cell!r}")
 
-    if u.dim() != (3 if batch_sizes is None else 2):
-        wanted = "(T, B, G*H)" if batch_sizes is None else "(sum of batch_sizes, G*H) when `batch_sizes` is given"
-        raise ValueError(f"{OP}: `u` must be {wanted}, got {shape_of(u)}")
     hidden = u.shape[-1] // gates
     if u.shape[-1] % gates or hidden == 0:
         raise ValueError(
             f"{OP}: the last size of `u` must be G*H, a positive multiple of G = {gates} for the cell {cell!r}, got "
-            f"{shape_of(u)}"
+            f"{tuple(u.shape)}"
         )
     size, S = (2 * hidden, "2H") if combine == "concat" else (hidden, "H")
     check_shape(OP, "R", R, f"(G*H, {S})", (gates * hidden, size))
@@ -71,15 +58,13 @@ def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, com
         check_shape(OP, f"params[{k}]", params[k], f"{name}, (H,)", (hidden,))
     s0 = state[0]
     batch = u.shape[1] if batch_sizes is None else s0.shape[0] if isinstance(s0, Tensor) and s0.dim() == 2 else 0
-    steps = u.shape[0] if batch_sizes is None else check_batch_sizes(OP, batch_sizes, u.shape[0], batch)
+    steps = check_steps(OP, u, batch, batch_sizes, reset)
     if isinstance(state, RelevancyState):
         _check_state(state, u, states, batch, hidden, size, buffer_size, relevant_size)
     else:
         for k, tensor in enumerate(state):
             wanted = (batch, hidden) if k else (batch, size)
             check_shape(OP, f"state[{k}]", tensor, "(B, H)" if k else f"(B, {S})", wanted)
-    if reset is not None:
-        check_reset(OP, reset, u, steps, batch)
     if isinstance(relevance, Tensor):
         check_like(OP, "relevance", relevance, "u", u)
         check_shape(OP, "relevance", relevance, "(T, B)", (steps, batch))
@@ -196,8 +181,7 @@ def relevancy_recurrence(
             e_j the score of event j: it says which events should be attended to more, or less. It counts the steps of
             this call only.
         params: for ``"modrelu"`` the tuple ``(b,)`` with its bias (H,).
-        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of samples that have a step t, as in
-            :class:`torch.nn.utils.rnn.PackedSequence`.
+        batch_sizes: as in :func:`rnnkern.ops.recurrence`.
         reset: bool mask of shape (T, B), also for packed input. True zeroes s and c and empties the memory before step
             t.
         output: ``"h"``, or ``"s"`` to return :math:`s_t` instead, with 2H columns if ``combine`` is "concat".
@@ -206,10 +190,12 @@ def relevancy_recurrence(
     Returns:
         h, shaped like ``u`` with H columns; the final :class:`RelevancyState`, whose ``ids`` (B, ``relevant_size``) are
         the time indices of the events in the relevant set, -1 for an empty slot, and whose ``scores`` are their final
-        scores; and with ``return_memory`` the :class:`RelevancyMemory`. Gradients flow from h and from the state's
-        ``s``, ``c``, ``buffer`` and ``relevant`` to ``u``, ``R``, ``attention_weights``, ``params``, ``relevance`` and
-        the same parts of ``state``. On CUDA, ``combine="concat"``, several heads and the gradient of ``relevance`` have
-        no kernel; the reference runs instead.
+        scores; and with ``return_memory`` a named tuple of ``weights`` and int64 ``ids``, both (T, B, K), or packed,
+        over the K slots of the buffer and then of the relevant set: alpha, averaged over the heads, 0 for an empty
+        slot, and the event in the slot, -1 for none. Gradients flow from h and from the state's ``s``, ``c``,
+        ``buffer`` and ``relevant`` to ``u``, ``R``, ``attention_weights``, ``params``, ``relevance`` and the same parts
+        of ``state``. On CUDA, ``combine="concat"``, several heads and the gradient of ``relevance`` have no kernel; the
+        reference runs instead.
 
     Raises:
         ValueError: a shape or an option is wrong, or :func:`rnnkern.use` forces an implementation that cannot run the
@@ -225,7 +211,7 @@ def relevancy_recurrence(
     (torch.Size([9, 2, 3]), [[4, 3], [4, 3]])
     """
     steps = _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, combine, alignment, relevance,
-                   params, batch_sizes, reset, output)  # fmt: skip
+                   params, batch_sizes, reset, output, return_memory)  # fmt: skip
     arithmetic = torch.promote_types(u.dtype, torch.float32)
     dtype, u = u.dtype, u.to(arithmetic)
     R, *attention_weights = (x.to(arithmetic) for x in (R, *attention_weights))
@@ -242,13 +228,11 @@ def relevancy_recurrence(
             batch_sizes=batch_sizes, reset=reset, output=output, return_memory=return_memory,
         )  # fmt: skip
         return h.to(dtype), *rest
-    call = (cell, buffer_size, FACTORS[combine], alignment == "dot", _name(dtype))
-    h, s, last, maps = relevancy_autograd.relevancy_recurrence(
-        call, u, [R, *attention_weights], state, params, batch_sizes, reset, scores, return_memory
-    )
+    passed_on, others = parted([x for x in state if x is not None])
+    _, h, s, last_s, buffer, relevant, c, *rest = by_operator(
+        cell, u, [R, *attention_weights], passed_on, others, params, batch_sizes, reset, scores, buffer_size,
+        FACTORS[combine], alignment == "dot", name_of(dtype), return_memory,
+    )  # fmt: skip
+    last = RelevancyState(last_s, None if state.c is None else c, buffer, *rest[:2], relevant, *rest[2:5])
     out = (h if output == "h" else s).to(dtype)
-    return (out, last, RelevancyMemory(*maps)) if return_memory else (out, last)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return (out, last, RelevancyMemory(*rest[5:7])) if return_memory else (out, last)

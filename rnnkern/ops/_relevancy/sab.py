@@ -1,5 +1,4 @@
-"""Sparse attentive backtracking: the public function, its checks, its choice of implementation and its
-derivatives."""
+"""Sparse attentive backtracking: the public function, its checks, its choice of implementation and its derivatives."""
 
 from collections.abc import Sequence
 
@@ -7,26 +6,22 @@ import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
-from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.checks import check_choice, check_flags, check_group, check_input, check_like, check_shape, check_steps
+from rnnkern.ops.differentiable import check_lengths_are_there, differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import one_by_one
-from rnnkern.ops.transforms import check_lengths_are_there
 from rnnkern.reference import SABMemory, SABState
 
 OP = "sab_recurrence"
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ALIGNMENTS = {"separable": ("w",), "mlp": ("W", "w")}
 """The alignments, with the names of their weights."""
 
 
 def _check(u, R, state, attention_weights, top_k, attend_every, truncation, alignment, bias, batch_sizes,
-           reset) -> None:  # fmt: skip
-    check_like(OP, "u", u, "u", u)
-    if u.dtype not in DTYPES:
-        raise TypeError(f"{OP}: `u` must have one of the dtypes {DTYPES}, got {u.dtype}")
-    if alignment not in ALIGNMENTS:
-        raise ValueError(f"{OP}: `alignment` must be one of {tuple(ALIGNMENTS)}, got {alignment!r}")
+           reset, return_memory) -> None:  # fmt: skip
+    check_input(OP, "u", u, batch_sizes, "4*H")
+    check_flags(OP, return_memory=return_memory)
+    check_choice(OP, "alignment", alignment, tuple(ALIGNMENTS))
     for name, number in (("top_k", top_k), ("attend_every", attend_every), ("truncation", truncation)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{OP}: `{name}` must be a positive integer, got {number!r}")
@@ -34,22 +29,14 @@ def _check(u, R, state, attention_weights, top_k, attend_every, truncation, alig
     if not isinstance(state, SABState):
         groups["state"] = (state, ("h0", "c0"))
     for name, (group, wanted) in groups.items():
-        if not isinstance(group, (tuple, list)):
-            raise TypeError(f"{OP}: `{name}` must be a tuple of tensors, got {type(group).__name__}")
-        if len(group) != len(wanted):
-            raise ValueError(f"{OP}: `{name}` must be ({', '.join(wanted)}), got {len(group)} tensors")
-        for k, tensor in enumerate(group):
-            check_like(OP, f"{name}[{k}]", tensor, "u", u)
+        check_group(OP, name, group, wanted, u)
     for name, tensor in (("R", R), ("bias", bias)):
         if tensor is not None or name == "R":
             check_like(OP, name, tensor, "u", u)
 
-    if u.dim() != (3 if batch_sizes is None else 2):
-        wanted = "(T, B, 4*H)" if batch_sizes is None else "(sum of batch_sizes, 4*H) when `batch_sizes` is given"
-        raise ValueError(f"{OP}: `u` must be {wanted}, got {shape_of(u)}")
     hidden = u.shape[-1] // 4
     if u.shape[-1] % 4 or hidden == 0:
-        raise ValueError(f"{OP}: the last size of `u` must be 4*H, a positive multiple of 4, got {shape_of(u)}")
+        raise ValueError(f"{OP}: the last size of `u` must be 4*H, a positive multiple of 4, got {tuple(u.shape)}")
     check_shape(OP, "R", R, "(4*H, H)", (4 * hidden, hidden))
     if bias is not None:
         check_shape(OP, "bias", bias, "(4*H,)", (4 * hidden,))
@@ -61,14 +48,12 @@ def _check(u, R, state, attention_weights, top_k, attend_every, truncation, alig
     check_shape(OP, f"attention_weights[{len(W)}]", w, symbols, (width,))
     h0 = state[0]
     batch = u.shape[1] if batch_sizes is None else h0.shape[0] if isinstance(h0, Tensor) and h0.dim() == 2 else 0
-    steps = u.shape[0] if batch_sizes is None else check_batch_sizes(OP, batch_sizes, u.shape[0], batch)
+    check_steps(OP, u, batch, batch_sizes, reset)
     if isinstance(state, SABState):
         _check_state(state, u, batch, hidden, attend_every)
     else:
         for k, tensor in enumerate(state):
             check_shape(OP, f"state[{k}]", tensor, "(B, H)", (batch, hidden))
-    if reset is not None:
-        check_reset(OP, reset, u, steps, batch)
 
 
 def _check_state(state: SABState, u: Tensor, batch: int, hidden: int, attend_every: int) -> None:
@@ -137,17 +122,17 @@ def sab_recurrence(
             weights do not depend on :math:`\tilde h_t` once there are more than k memories); or ``"mlp"``, :math:`e_j =
             w \cdot \tanh(W [\tilde h_t; m_j])`, an MLP of both as in the paper.
         bias: (4*H,).
-        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of samples that have a step t, as in
-            :class:`torch.nn.utils.rnn.PackedSequence`.
+        batch_sizes: as in :func:`rnnkern.ops.recurrence`.
         reset: bool mask of shape (T, B), also for packed input. True starts a new sequence at step t: h and c are zero,
             M contains only that h, and the count of steps restarts.
         return_memory: if True, also returns what each step attended to.
 
     Returns:
         :math:`[h_t; a_t]`, shaped like ``u`` with 2*H columns, where :math:`a_t` is the attention context; the final
-        :class:`SABState`; and with ``return_memory`` the :class:`SABMemory`. Gradients flow from the first result and
-        from the state's ``h``, ``c`` and ``memory`` to ``u``, ``R``, ``bias``, ``attention_weights`` and the same parts
-        of ``state``.
+        :class:`SABState`; and with ``return_memory`` a named tuple of the ``weights`` (T, B, k), or packed, largest
+        score first once there are more than k memories, 0 for none, and the int32 ``slots`` of their memories, shaped
+        alike, -1 for none. Gradients flow from the first result and from the state's ``h``, ``c`` and ``memory`` to
+        ``u``, ``R``, ``bias``, ``attention_weights`` and the same parts of ``state``.
 
     Raises:
         ValueError: a shape or an option is wrong, or :func:`rnnkern.use` forces an implementation that cannot run the
@@ -163,7 +148,8 @@ def sab_recurrence(
     >>> out.shape, state.memory.shape, state.time.tolist()
     (torch.Size([9, 2, 6]), torch.Size([2, 4, 3]), [9, 9])
     """
-    _check(u, R, state, attention_weights, top_k, attend_every, truncation, alignment, bias, batch_sizes, reset)
+    _check(u, R, state, attention_weights, top_k, attend_every, truncation, alignment, bias, batch_sizes, reset,
+           return_memory)  # fmt: skip
     arithmetic = torch.promote_types(u.dtype, torch.float32)
     dtype, u, R = u.dtype, u.to(arithmetic), R.to(arithmetic)
     attention_weights = [x.to(arithmetic) for x in attention_weights]

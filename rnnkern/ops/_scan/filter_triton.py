@@ -1,5 +1,6 @@
-"""moment_filter on a GPU. A column is one channel of one sequence. Each program takes a block of columns through all
-time steps, a tile of steps at a time.
+"""Launches the Triton kernels of moment_filter: a program takes a block of columns through time, a tile at a time.
+
+A column is one channel of one sequence.
 
 Nothing synchronizes with the device; packed lengths are copied to it from pinned memory.
 """
@@ -9,19 +10,14 @@ from torch import Tensor
 
 from rnnkern import _extension
 from rnnkern.ops._scan.scan_triton import offsets_of
-from rnnkern.ops.triton_launch import OPTIONS, block_of
+from rnnkern.ops.triton_launch import OPTIONS, block_of, kernels_of
 
 BLOCK = 64
 """Number of columns per program."""
 STEPS = 16
 """Number of steps in a tile if no states are saved; otherwise it is the distance between saved states."""
 
-
-def kernels():
-    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
-    from rnnkern.triton import moment_filter
-
-    return moment_filter
+kernels = kernels_of("moment_filter")
 
 
 class _Call:

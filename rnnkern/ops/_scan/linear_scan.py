@@ -5,17 +5,15 @@ from torch import Tensor
 
 from rnnkern import reference
 from rnnkern.ops._scan import scan_triton  # noqa: F401  (registers kernels)
-from rnnkern.ops.checks import check_dtype, check_like, check_rows, first_batch, shape_of
-from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.checks import FLOATS, check_dtype, check_flags, check_like, check_rows, first_batch, shape_of
+from rnnkern.ops.differentiable import check_lengths_are_there, differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import over_channels
-from rnnkern.ops.transforms import check_lengths_are_there
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
 OP = "linear_scan"
-HALVES = (torch.bfloat16, torch.float16)
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-DTYPES = (*COMPLEX, *HALVES, *COMPLEX.values())
+DTYPES = (*FLOATS, *COMPLEX.values())
 
 
 def _check(a, x, state, batch_sizes, reset, reverse, return_sequence) -> None:
@@ -23,9 +21,7 @@ def _check(a, x, state, batch_sizes, reset, reverse, return_sequence) -> None:
         check_dtype(OP, name, given, DTYPES)
     dtype = _promoted(a, x)
     check_like(OP, "a", a, "x", x, a.dtype if dtype is not None else None)
-    for name, flag in (("reverse", reverse), ("return_sequence", return_sequence)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"{OP}: `{name}` must be a bool, got {flag!r}")
+    check_flags(OP, reverse=reverse, return_sequence=return_sequence)
     if state is not None:
         check_like(OP, "state", state, "x", x, dtype)
     check_rows(OP, "x", x, {"state": state}, batch_sizes, reset)
@@ -76,11 +72,7 @@ def linear_scan(
             ``x`` may be complex and the other real, with the same precision.
         state: :math:`h_0`, (B, C), with the dtype of the result; None means zeros. Compiled code with ``batch_sizes``
             needs a state, because it cannot read B from ``batch_sizes``.
-        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
-            :class:`torch.nn.utils.rnn.PackedSequence`.
-        reset: bool mask of shape (T, B), also for packed input. True zeroes the state before step t, in processing
-            order.
-        reverse: if True, runs from the last step of each sequence to its first.
+        batch_sizes, reset, reverse: as in :func:`rnnkern.ops.recurrence`.
         return_sequence: False returns None for h, so that only the final state is returned. If no gradients are needed,
             h is then not written to memory.
 
@@ -107,7 +99,7 @@ def linear_scan(
     if state is None and batch_sizes is not None:
         state = x.new_zeros(first_batch(batch_sizes), x.shape[-1], dtype=dtype)
     implementation = _choose(x).implementation
-    arithmetic = torch.float32 if dtype in HALVES and implementation != "triton" else dtype
+    arithmetic = dtype if implementation == "triton" else torch.promote_types(dtype, torch.float32)
     a, x, state = (None if y is None else y.to(arithmetic) for y in (a, x, state))
     a = a if a.dim() == 1 else a.expand(x.shape)
     if implementation == "reference":

@@ -1,6 +1,5 @@
 """Moment filters: the public function, its checks, its choice of implementation and its derivatives."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -8,16 +7,13 @@ from torch import Tensor
 
 from rnnkern import reference
 from rnnkern.ops._scan import filter_triton  # noqa: F401  (registers kernels)
-from rnnkern.ops.checks import check_dtype, check_like, check_rows, first_batch
-from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.checks import check_dtype, check_flags, check_like, check_number, check_rows, first_batch
+from rnnkern.ops.differentiable import check_lengths_are_there, differentiable
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.folds import over_channels
-from rnnkern.ops.transforms import check_lengths_are_there
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
 OP = "moment_filter"
-HALVES = (torch.bfloat16, torch.float16)
-DTYPES = (torch.float32, torch.float64, *HALVES)
 EPS = 1e-2
 """The epsilon added to q under the root. After an input of only zeros, the slope at u = 0 is s / sqrt(EPS) = 10 s."""
 EVERY = 16
@@ -26,16 +22,11 @@ between them."""
 
 
 def _check(u, state, mu, s, beta, eps, batch_sizes, reset, reverse) -> None:
-    check_dtype(OP, "u", u, DTYPES)
-    if not isinstance(reverse, bool):
-        raise TypeError(f"{OP}: `reverse` must be a bool, got {reverse!r}")
+    check_dtype(OP, "u", u)
+    check_flags(OP, reverse=reverse)
     for name, number in (("mu", mu), ("s", s), ("beta", beta), ("eps", eps)):
-        if name == "beta" and number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise TypeError(f"{OP}: `{name}` must be a number, got {number!r}")
-        if not math.isfinite(number):
-            raise ValueError(f"{OP}: `{name}` must be finite, got {number}")
+        if name != "beta" or number is not None:
+            check_number(OP, name, number)
     if beta is not None and not 0 <= beta <= 1:
         raise ValueError(f"{OP}: `beta` must be in [0, 1], got {beta}")
     if eps <= 0:
@@ -52,7 +43,7 @@ def _check(u, state, mu, s, beta, eps, batch_sizes, reset, reverse) -> None:
 
 
 def _wide(u: Tensor) -> torch.dtype:
-    return torch.float32 if u.dtype in HALVES else u.dtype
+    return torch.promote_types(u.dtype, torch.float32)
 
 
 def _choose(u: Tensor) -> Choice:
@@ -93,10 +84,7 @@ def moment_filter(
             gradient flows to them.
         beta: decay factor of the second moment, in [0, 1]; None for momentum only.
         eps: :math:`\epsilon`, positive.
-        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
-            :class:`torch.nn.utils.rnn.PackedSequence`.
-        reset: bool mask of shape (T, B), also for packed input. True zeroes v and q before step t, in processing order.
-        reverse: if True, runs from the last step of each sequence to its first.
+        batch_sizes, reset, reverse: as in :func:`rnnkern.ops.recurrence`.
 
     Returns:
         y, shaped like ``u``, and the final state, ``(v,)`` or ``(v, q)``, taken at the last step of each sequence.

@@ -1,6 +1,7 @@
-"""linear_scan on a GPU. A column is one channel of one sequence. With many columns, each program takes a block of
-columns through all time steps. With few columns, time is also split into chunks, and one pass over the products of the
-chunks gives the state before each chunk.
+"""Launches the Triton kernels of linear_scan: a program takes a block of columns through time.
+
+A column is one channel of one sequence. With few columns, time is also split into chunks, and one pass over the
+products of the chunks gives the state before each chunk.
 
 Nothing synchronizes with the device; packed lengths are copied to it from pinned memory.
 """
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from rnnkern import _extension
 from rnnkern._torch_private import is_fake
-from rnnkern.ops.triton_launch import OPTIONS, block_of
+from rnnkern.ops.triton_launch import OPTIONS, block_of, kernels_of
 
 BLOCK = 128
 """Number of columns per program; twice as many for 16-bit dtypes, because prefetching copies move 32 bits per
@@ -33,11 +34,7 @@ class Plan(NamedTuple):
     chunks: int
 
 
-def kernels():
-    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
-    from rnnkern.triton import linear_scan
-
-    return linear_scan
+kernels = kernels_of("linear_scan")
 
 
 def plan(columns: int, steps: int, bytes_of_real: int) -> Plan:

@@ -1,4 +1,4 @@
-"""skew_exp on a GPU. The launches do not depend on the values of the matrices, so nothing synchronizes with the device.
+"""Launches the Triton kernels of skew_exp, independently of the values of the matrices: nothing waits for the device.
 
 Up to 64 rows, one Triton program handles a whole matrix. Up to 512 rows, every product of the scheme and of its reverse
 sweep is one launch, which forms the linear combinations to multiply while loading, and adds a third one while storing.
@@ -18,9 +18,11 @@ from torch import Tensor
 
 from rnnkern import _extension
 from rnnkern.ops._orthogonal.schemes import DOUBLINGS, INSIDE, POWER_STEPS, ROUNDING, SCHEMES
-from rnnkern.ops._orthogonal.skew_exp import KEPT
-from rnnkern.ops.triton_launch import OPTIONS, block_of
+from rnnkern.ops.triton_launch import OPTIONS, block_of, kernels_of
 
+KEPT = {torch.float32: 2, torch.float64: 3}
+"""Number of products that the forward pass saves for the backward pass (kept_products in
+csrc/orthogonal/cpu/problem.h)."""
 DEGREE = 8
 """Degree of the scheme, for every dtype."""
 LARGEST_NORM = 1000
@@ -66,11 +68,7 @@ def _coefficients(dtype: torch.dtype) -> SimpleNamespace:
     return SimpleNamespace(**{name: (low, high, POWERS[name]) for name, low, high in found})
 
 
-def kernels():
-    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
-    from rnnkern.triton import skew_exp
-
-    return skew_exp
+kernels = kernels_of("skew_exp")
 
 
 def forward(A: Tensor, minus_identity: bool, training: bool) -> list[Tensor]:
