@@ -244,8 +244,7 @@ Fiber* Machine::next() {
     const size_t spinning = fed.spinning.size() + starved.spinning.size();
     if (!starved.spinning.empty() && fruitless_ < spinning) return first_of(starved.spinning);
     if (deliver_one()) continue;
-    if (!ran_) return nullptr;
-    ran_ = false;
+    if (idle_++ == 2) return nullptr;  // a condition that loads a word sees it at the next test
     fruitless_ = 0;
   }
 }
@@ -257,7 +256,7 @@ void Machine::loop() {
       if (failure_.empty()) failure_ = deadlock(fibers_);
       return;
     }
-    if (current_->tries == 0) ran_ = true;
+    if (current_->tries == 0) idle_ = 0;
     scheduler_.go_to(current_->context);
     running -= current_->done;
     current_ = nullptr;

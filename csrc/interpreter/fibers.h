@@ -137,7 +137,7 @@ class Machine {
   };
   Queue queues_[2];       // of the fibers that do not starve, then of those that do
   size_t fruitless_ = 0;  // attempts of spin_until since a word or flag was stored
-  bool ran_ = false;      // whether another fiber has run since all conditions were tested
+  int idle_ = 0;          // how often all conditions have been tested since another fiber has run
   std::vector<std::unique_ptr<Cluster>> clusters_;
   size_t stores_ = 0;  // not delivered yet, in all clusters
   std::string failure_;

@@ -8,13 +8,14 @@ from torch import Tensor
 from torch.nn import RNNBase
 
 from rnnkern.ops._recurrence.recurrence import Recomputed
+from rnnkern.ops.dispatch import autocasts
 
 
 def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:
     """Casts the input and the other arguments of each recurrence to the autocast dtype if autocast is enabled, as
     torch.nn casts weights and state."""
     device = x.device.type
-    if x.is_meta or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+    if not autocasts(device) or x.dtype == torch.float64:
         return x, *calls
     dtype = torch.get_autocast_dtype(device)
 
@@ -31,8 +32,7 @@ def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:
 def recomputed(function: Callable[..., Tensor], x: Tensor, *tensors: Tensor | None) -> bool | Recomputed:
     """The operator's ``save_u`` for u = function(x, *tensors): u is recomputed instead of saved. Under autocast u is
     saved, because outside of autocast it would be recomputed in another dtype."""
-    enabled = not x.is_meta and torch.is_autocast_enabled(x.device.type)
-    return enabled or Recomputed(function, (x, *tensors))
+    return autocasts(x.device.type) or Recomputed(function, (x, *tensors))
 
 
 def cast_results(

@@ -16,6 +16,7 @@ from rnnkern.nn.orthogonal import _OrthogonalRNN
 from rnnkern.nn.recurrent import TimeFirst
 from rnnkern.ops import Choice, givens_recurrence, recurrence
 from rnnkern.ops._orthogonal.givens_recurrence import DTYPES, pays
+from rnnkern.ops.dispatch import autocasts
 from rnnkern.parametrizations._factors import Givens
 from rnnkern.parametrizations._unitary import ComplexGivens
 
@@ -125,7 +126,7 @@ def layers_inside(module: Module, name: str, fused: bool | None, x: Tensor, batc
     if fused is False or not parametrize.is_parametrized(module, name) or len(module.parametrizations[name]) != 1:
         return None
     made = module.parametrizations[name][0]
-    if not isinstance(made, (Givens, ComplexGivens)) or x.is_meta or torch.is_autocast_enabled(x.device.type):
+    if not isinstance(made, (Givens, ComplexGivens)) or autocasts(x.device.type):
         return None
     angles, *phases = made.originals
     if angles.dim() != 2 or angles.dtype not in DTYPES or x.dtype != angles.dtype:

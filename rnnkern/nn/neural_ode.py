@@ -15,6 +15,7 @@ from rnnkern.nn.ecosystem import as_leaf, shown
 from rnnkern.nn.options import with_options
 from rnnkern.nn.single import Layers, check_number, empty_parameter, uniform_
 from rnnkern.ops import Choice, recurrence
+from rnnkern.ops.dispatch import autocasts
 
 
 class Field(Module):
@@ -77,7 +78,7 @@ class _ODE(Layers):
         if h.dim() != 2 or h.shape[1] != self.input_size or h.shape[0] != (h.shape[0] if batch is None else batch):
             wanted = f"({'B' if batch is None else batch}, {self.input_size})"
             raise ValueError(f"{owner}: `{name}` must be {wanted}, got {tuple(h.shape)}")
-        if h.dtype != dtype and not torch.is_autocast_enabled(h.device.type):
+        if h.dtype != dtype and not autocasts(h.device.type):
             raise TypeError(f"{owner}: `{name}` must have the dtype of the parameters, {dtype}, got {h.dtype}")
 
     def _times(self, h: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from rnnkern.nn.options import with_options
 from rnnkern.ops import Choice, binding_recurrence, similarity
 from rnnkern.ops._relational.context_norm import context_norm
 from rnnkern.ops._relational.similarity import check_eps, check_norm, check_number, check_segments
+from rnnkern.ops.dispatch import autocasts
 from rnnkern.reference._relational import MASKS, NORMS
 
 RULES = ("similarity", "asymmetric", "difference")
@@ -73,7 +74,7 @@ class _Normalized(Module):
 
     def _widened(self, x: Tensor | None) -> Tensor | None:
         """Under autocast, ``x`` in the dtype of the weight, as torch.nn.LayerNorm computes it."""
-        if x is None or self.weight is None or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        if x is None or self.weight is None or not autocasts(x.device.type):
             return x
         return x.to(torch.promote_types(x.dtype, self.weight.dtype))
 

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, shown
 from rnnkern.nn.recurrent import TimeFirst, reset_in_order
 from rnnkern.ops import Choice
+from rnnkern.ops.dispatch import autocasts
 
 
 def empty_parameter(*shape: int, device: Any, dtype: torch.dtype | None) -> Parameter:
@@ -101,7 +102,7 @@ class Layers(Unquantized):
         if x.dim() not in ((2,) if packed else (2, 3)) or x.shape[-1] != self.input_size:
             wanted = f"packed with {self.input_size} columns" if packed else f"(T, B, {self.input_size}), or without B"
             raise ValueError(f"{name}: `input` must be {wanted}, got {tuple(x.shape)}")
-        if x.dtype != self._dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != self._dtype and not autocasts(x.device.type):
             raise TypeError(f"{name}: `input` must have the dtype of the parameters, {self._dtype}, got {x.dtype}")
         unbatched = not packed and x.dim() == 2
         if packed:
