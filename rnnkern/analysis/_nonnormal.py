@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from rnnkern.analysis._gains import check_not_negative, check_positive
-from rnnkern.ops._orthogonal.orthogonal import DTYPES, REAL
-from rnnkern.ops.checks import check_square
+from rnnkern.ops._orthogonal.orthogonal import DTYPES
+from rnnkern.ops.checks import FLOATS, check_square
 from rnnkern.reference import schur_weight
 
 ACCURACY = 1e-10
@@ -228,7 +228,7 @@ def fisher_memory_curve(W: Tensor, v: Tensor, lags: int, noise: float = 1.0) -> 
     tensor([1.0000, 0.5000, 0.3333, 0.2500, 0.0000], dtype=torch.float64)
     """
     W = _stable("fisher_memory_curve", W, noise)
-    if not isinstance(v, Tensor) or v.dtype not in REAL:
+    if not isinstance(v, Tensor) or v.dtype not in FLOATS:
         got = v.dtype if isinstance(v, Tensor) else type(v).__name__
         raise TypeError(f"fisher_memory_curve: `v` must be a real floating-point tensor, got {got}")
     if tuple(v.shape) != (len(W),) or not v.isfinite().all():
@@ -292,7 +292,7 @@ def _matrix(function: str, W: Tensor, dtypes: tuple[torch.dtype, ...]) -> Tensor
 
 def _single(function: str, W: Tensor) -> Tensor:
     """A checked real matrix (n, n), in float64."""
-    W = _matrix(function, W, REAL)
+    W = _matrix(function, W, FLOATS)
     if W.dim() != 2:
         raise ValueError(f"{function}: `W` must be (n, n), got {tuple(W.shape)}")
     return W

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from rnnkern.ops._orthogonal.orthogonal import without_autocast
-from rnnkern.ops.transforms import transformed
+from rnnkern.ops.differentiable import transformed
 from rnnkern.parametrizations import _steps as steps
 
 Tensors = Sequence[Tensor]
