@@ -65,17 +65,16 @@ def forward(V: Tensor, training: bool) -> list[Tensor]:
     """[Q], and when training also W = S^-1 U^H (..., m, N), S (..., m, m) and the lengths of the vectors (..., 1,
     m)."""
     *batch, size, _ = V.shape
-    identity = torch.eye(size, dtype=V.dtype, device=V.device).expand(*batch, size, size)
     if V.numel() == 0:
-        kept = [x.zero_() for x in _kept_shapes(V)] if training else []
-        return [identity.contiguous(), *kept]
+        identity = torch.eye(size, dtype=V.dtype, device=V.device).expand(*batch, size, size).contiguous()
+        return [identity, *[x.zero_() for x in _kept_shapes(V)]] if training else [identity]
     U, norm = _normalised(V)
     G = U.mH @ U
     half = G.diagonal(dim1=-2, dim2=-1).real / 2  # the rounded values, not 1/2: the product is then orthogonal
     S = torch.triu(G, 1) + torch.diag_embed(torch.where(half == 0, 0.5, half)).to(V.dtype)
     W = torch.linalg.solve_triangular(S, U.mH, upper=True)
-    matrices = (x.reshape(-1, *x.shape[-2:]) for x in (identity, U, W))
-    Q = torch.baddbmm(*matrices, alpha=-1).view(identity.shape)
+    Q = (U @ W).neg_()
+    Q.diagonal(dim1=-2, dim2=-1).add_(1)
     return [Q, W.contiguous(), S, norm] if training else [Q]
 
 
