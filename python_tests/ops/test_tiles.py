@@ -11,12 +11,12 @@ from python_tests.samples import assert_same_bits, draws, outputs_and_gradients,
 from python_tests.samples.agreement import agree
 from python_tests.samples.rounded import RoundedProducts, to_bfloat16
 from python_tests.tiers import LEVELS, PAIRS
-from rnnkern import _extension, nn, ops, reference
+from rnnkern import _extension, build_info, nn, ops, reference
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.autograd import KERNEL_CELLS
 
-HAS_TILES = bool(LEVELS) and LEVELS[-1] == "amx"
-with_tiles = pytest.mark.skipif(not HAS_TILES, reason="this processor or build has no AMX")
+HAS_TILES = build_info().get("simd_level") == "amx"
+with_tiles = pytest.mark.skipif(not HAS_TILES, reason="AMX is not in use: the processor, the build or RNNKERN_SIMD")
 PARTS = {"high": 2, "medium": 1}
 EVERYTHING = {"packed": True, "reset": True, "reverse": True, "inputs": 33, "grad_scale": 1}
 
