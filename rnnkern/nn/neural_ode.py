@@ -18,6 +18,12 @@ from rnnkern.ops import Choice, recurrence
 from rnnkern.ops.dispatch import autocasts
 
 
+def _driven(x: Tensor, weight: Tensor, bias: Tensor, times: Tensor | None = None, drift: Any = None) -> Tensor:
+    """What the field's units read besides R: :math:`W x + b + t d`."""
+    u = F.linear(x, weight, bias)
+    return u if times is None else u + times * drift
+
+
 class Field(Module):
     r"""A vector field, :math:`f(t, h) = W_2 \tanh(W_1 h + b_1 + t w) + b_2`, or without ``hidden_size``
     :math:`\tanh(W_1 h + b_1 + t w)`.
@@ -178,10 +184,15 @@ class NeuralODE(_ODE):
         drift = field.weight_in @ field.bias_out
         if field.weight_time is not None:
             drift = drift + field.weight_time
-        u = F.linear(h, field.weight_in, field.bias_in) + times[:-1] * drift
+        inputs = h, field.weight_in, field.bias_in, times[:-1], drift
+        u = _driven(*inputs)
         q = torch.zeros_like(u[0])
         cell, state = ("euler", (q,)) if self.method == "euler" else (cells.adams, (q, u[0].tanh()))
-        call = {"R": field.weight_in @ field.weight_out, "state": state}
+        call = {
+            "R": field.weight_in @ field.weight_out,
+            "state": state,
+            "save_u": autocast.recomputed(_driven, *inputs),
+        }
         call["params"] = self._per_unit(u, self.time / self.steps)
         u, call = autocast.cast(u, call)
         return ((cell, u), call), times
@@ -324,14 +335,15 @@ class HeavyBallODE(_ODE):
             m = (1 + half * gamma) * m
         else:
             half, a, b = 0.0, 1 - dt * gamma, torch.full_like(gamma, dt)
+        drift = () if field.weight_time is None else (times[:-1], field.weight_time)
         if field.weight_out is None:
-            own, m, p = None, m - half * self._force(0.0, h), None
+            own, m, save_u = None, m - half * self._force(0.0, h), True
             u = field.bias_in.expand(1, len(h), -1)  # of all steps
+            u = u + drift[0] * drift[1] if drift else u
         else:
-            own, p = self._own_path(h, m - half * field.bias_out, a, b, dt), None
-            u = F.linear(own[0][:-1], field.weight_in, field.bias_in)
-        if field.weight_time is not None:
-            u = u + times[:-1] * field.weight_time
+            own = self._own_path(h, m - half * field.bias_out, a, b, dt)
+            inputs = own[0][:-1], field.weight_in, field.bias_in, *drift
+            u, save_u = _driven(*inputs), autocast.recomputed(_driven, *inputs)
         params = (a, b, dt) if self.xi is None else (a, b, dt, self.xi)
         if own is None:
             R, state = field.weight_in, (h, m)
@@ -339,7 +351,8 @@ class HeavyBallODE(_ODE):
             p = -half * u[0].tanh()
             R, state = field.weight_in @ field.weight_out, (torch.zeros_like(p), p)
         cell = cells.heavy_ball_tanh if self.generalized else cells.heavy_ball
-        u, call = autocast.cast(u, {"R": R, "state": state, "params": self._per_unit(u, *params)})
+        call = {"R": R, "state": state, "params": self._per_unit(u, *params), "save_u": save_u}
+        u, call = autocast.cast(u, call)
         return ((cell, u), call | ({"steps": self.steps} if len(u) < self.steps else {})), own
 
     def _own_path(self, h: Tensor, beta: Tensor, a: Tensor, b: Tensor, dt: float) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch.nn import Module, init
 from torch.nn.utils import parametrize
 
 from rnnkern import parametrizations
+from rnnkern.nn import autocast
 from rnnkern.nn.options import BaseOptions, ExpRNNOptions, LayerOptions, RNNOptions, with_options
 from rnnkern.nn.rnn import RNN
 
@@ -305,8 +306,11 @@ class HenaffRNN(OrthogonalInitRNN):
                 init.zeros_(parameter)
 
     def _projected(self, x: Tensor, call: dict, reverse: bool) -> tuple[Tensor, dict[str, Any], tuple[Tensor, ...]]:
-        u = F.linear(x, call.pop("weight_ih"), call.pop("bias_ih"))
-        return INPUT_NONLINEARITIES[self.input_nonlinearity](u), call, ()
+        def project(*inputs):
+            return INPUT_NONLINEARITIES[self.input_nonlinearity](F.linear(*inputs))
+
+        inputs = x, call.pop("weight_ih"), call.pop("bias_ih")
+        return project(*inputs), call | {"save_u": autocast.recomputed(project, *inputs)}, ()
 
 
 def orthogonal_penalty(model: Module, norm: str = "frobenius") -> Tensor:
