@@ -68,6 +68,11 @@ def test_a_dtype_that_overflows_must_overflow_alike():
     assert naive[1] == torch.inf
     assert_close(naive, naive, truth)
     refused("1 of 2 elements differ", torch.tensor([1.0, 65504.0]).half(), naive, truth)
+    large, tenth, over = (torch.tensor([1.0, value], dtype=torch.float64) for value in (6e4, 6e3, torch.inf))
+    assert_close(over.half(), tenth.half(), large)  # both are wrong, the naive result by more
+    refused("root mean square error", over.half(), large.half(), large, factor=2.0)
+    refused("1 of 2 elements differ", over.half(), tenth.half(), large / 2)
+    refused("1 of 2 elements differ", -over.half(), tenth.half(), large)
     infinite = torch.tensor([1.0, torch.inf], dtype=torch.float64)
     finite = torch.tensor([1.0, 65504.0]).half()
     assert_close(finite, finite, infinite)  # elements with an infinite truth are not compared
