@@ -231,7 +231,8 @@ def test_the_same_bits_twice_and_by_any_schedule(kernel, cell, dtype, noise, pla
     options = {"packed": True, "reset": True, **noise}
     sample = place.sample(recurrence_sample(cell, *sizes, **options, dtype=dtype, requires_grad=True))
     wanted = outputs_and_gradients(place, sample)
-    for seed in range(40 if kernel == "grid" else 3 if sizes[0] == 70 else 6):  # one in ten shows a buffer too few
+    # On a grid one schedule in ten detects that a buffer is missing.
+    for seed in range(40 if kernel == "grid" else 3 if sizes[0] == 70 else 6):
         place.set_seed(seed)
         same_bits(outputs_and_gradients(place, sample), wanted)
 

@@ -18,8 +18,10 @@ from rnnkern.ops import Choice, recurrence
 from rnnkern.ops.dispatch import autocasts
 
 
-def _driven(x: Tensor, weight: Tensor, bias: Tensor, times: Tensor | None = None, drift: Any = None) -> Tensor:
-    """What the field's units read besides R: :math:`W x + b + t d`."""
+def _driven(
+    x: Tensor, weight: Tensor, bias: Tensor, times: Tensor | None = None, drift: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """The part of the field's argument that does not depend on q: :math:`W x + b + t d`, or without time W x + b."""
     u = F.linear(x, weight, bias)
     return u if times is None else u + times * drift
 

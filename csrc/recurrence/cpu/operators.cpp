@@ -48,7 +48,8 @@ void set_common(Problem& p, const Call& call) {
   p.keep = call.weights_of_old<T>();
 }
 
-// The last step before a call runs: `call` is checked, and its tensors are those of the caller until here.
+// The last step before a call runs. It converts tensors of `call`, so what results need in the caller's dtype is read
+// before.
 void prepare(Call& call, const char* direction, int64_t parts) {
   call.set_parts(parts);
   count_kernel("recurrence/cpu", direction, call.cell.name);
