@@ -1,0 +1,1 @@
+"""Programs that people run, with their recurrent layers as published and by rnnkern."""
