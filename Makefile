@@ -39,6 +39,13 @@ $(VENV)/.demo $(VENV)/.docs $(VENV)/.lint $(VENV)/.test $(VENV)/.wheel: $(VENV)/
 	$(call step,Installing what $* needs,$(BIN)/pip install --quiet -r $(VENV)/$*.txt)
 	@touch $@
 
+# The packages of rnnkern.integrations, without their dependencies, so that pip leaves PyTorch as it is. Where they
+# cannot be installed, their tests are skipped.
+$(VENV)/.integrations: $(VENV)/.ready
+	@$(call needs,['project']['optional-dependencies']['integrations']) > $(VENV)/integrations.txt
+	$(call step,Installing what integrations need,$(BIN)/pip install --quiet --no-deps -r $(VENV)/integrations.txt \
+	  && touch $@ || echo "Not installed; their tests will be skipped")
+
 demo: install $(VENV)/.demo
 	$(BIN)/python -m perf.demo
 
@@ -59,7 +66,7 @@ PARTS = 1
 DRAW = $(shell expr $(SEED) / 64)
 proof: export RNNKERN_PROOF_DRAW = $(DRAW)
 proof: export RNNKERN_PROOF_PART = $(shell expr $(SEED) % $(PARTS))/$(PARTS)
-proof: seeds $(VENV)/.wheel
+proof: seeds $(VENV)/.wheel $(VENV)/.integrations
 	$(call step,Compiling SIMD levels,RNNKERN_SIMD_LEVELS=supported $(BIN)/python setup.py -q build_ext --inplace)
 	RNNKERN_SIMD_LEVELS=supported $(PYTEST) -m proof --durations=15
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from perf import lyapunov, memory, record, relational, relational_tables, train, transfer
 from perf.family import SPEED
 from perf.gpu import tables as gpu
+from perf.programs import tables as programs
 from perf.record import OURS
 from perf.recurrence import COMPILED
 from perf.speed_tables import (
@@ -152,6 +153,10 @@ def of_small(rows: Sequence[Record], op: str) -> str:
 of_speeds = functools.partial(captioned, made=relational_tables.of_speeds)
 
 
+def of_programs(rows: Sequence[Record], lines: Callable[[Sequence[Record]], list[record.Row]], words: int) -> str:
+    return f"{of_lines(lines(rows), words)}\n\n*{environment(rows)}.*"
+
+
 def of_gpu(rows: Sequence[Record], mark: str) -> str:
     """The table of the device that was measured last."""
     _, lines, words = gpu.TABLES[mark]
@@ -162,6 +167,11 @@ def of_gpu(rows: Sequence[Record], mark: str) -> str:
 
 
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
+    "README.md": {"programs": (programs.PPO, functools.partial(of_programs, lines=programs.of_programs, words=1))},
+    "docs/reinforcement-learning.md": {
+        "ppo": (programs.PPO, functools.partial(of_programs, lines=programs.of_ppo, words=4)),
+        "minigrid": (programs.MINIGRID, functools.partial(of_programs, lines=programs.of_minigrid, words=2)),
+    },
     "docs/compatibility.md": {"ensemble": ("ensemble.csv", of_speeds)},
     "docs/continuous.md": {"speed": ("neural_ode.csv", of_speeds)},
     "docs/dynamics.md": {"tangents": ("lyapunov.csv", of_tangents)},

@@ -59,9 +59,12 @@ FLOORS = {
     "rnnkern.optim": {"rnnkern.ops", "rnnkern.parametrizations"},
     "rnnkern.nn": MATH | {"rnnkern._cell", "rnnkern.analysis", "rnnkern.cells", "rnnkern.parametrizations"},
     "rnnkern.swap": {"rnnkern.nn", "rnnkern.ops"},
+    "rnnkern.integrations": {"rnnkern.nn", "rnnkern.swap"},
     "rnnkern.bench": {"rnnkern._gemm", "rnnkern._report", "rnnkern.ops", "rnnkern.profile", "rnnkern.testing"},
 }
 FLOORS["rnnkern"] = set(FLOORS)
+OTHERS = {("rnnkern.triton", "triton"), ("rnnkern.integrations", "sb3_contrib")}
+"""Packages other than torch, and who may import them."""
 OPERATOR_CALLERS = {f"rnnkern.{name}" for name in ("_cells", "_extension", "_precompile", "_torch_private", "ops")}
 """Modules that may use torch.ops."""
 
@@ -113,7 +116,7 @@ def faults_of_imports(root: Path) -> list[str]:
             if top == "rnnkern":
                 if floor_of(name) not in {floor, *FLOORS[floor]}:
                     faults.append(f"{module} imports {name}, which is not below it")
-            elif top not in {"torch", *sys.stdlib_module_names} and (floor, top) != ("rnnkern.triton", "triton"):
+            elif top not in {"torch", *sys.stdlib_module_names} and (floor, top) not in OTHERS:
                 faults.append(f"{module} imports {name}, which is neither torch nor the standard library")
         if floor not in OPERATOR_CALLERS and "torch.ops" in map(ast.unparse, ast.walk(tree)):
             faults.append(f"{module} uses torch.ops")

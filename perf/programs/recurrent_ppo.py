@@ -19,11 +19,11 @@ from stable_baselines3.common.env_util import make_vec_env
 import rnnkern
 from perf import record
 from perf.programs import environments, ppo_lstm
+from perf.programs.tables import PPO
 from perf.progress import Progress
 from perf.record import Row
 from rnnkern.integrations import sb3
 
-CSV = "recurrent_ppo.csv"
 ENVIRONMENTS = ("CartPole-v1", "MiniGrid-MemoryS7-v0")
 THREADS = {64: 1, 256: 2}
 """Threads for each number of units: those with which torch.nn is faster."""
@@ -129,7 +129,7 @@ def main() -> None:
     record.add_output_arguments(parser)
     chosen = parser.parse_args()
     torch.set_num_threads(max(THREADS.values()))
-    path = record.output(chosen, torch.device("cpu")).rows / CSV
+    path = record.output(chosen, torch.device("cpu")).rows / PPO
     for program, run in PROGRAMS.items():  # what is loaded or compiled at first use
         for how in WAYS[program].values():
             run(how, ENVIRONMENTS[0], 8, COUNT * ppo_lstm.STEPS)
