@@ -26,6 +26,8 @@ TASKS = {
 """The room for the training, and that for the test."""
 LAYERS, SEEDS = ("LSTM", "RelLSTM", "MemLSTM"), (1, 2, 3)
 UNITS, COUNT, FRAMES = 64, 16, 300_000
+PARTS = 8
+"""Minibatches of a rollout. Advantages are not normalized: rewards are so rare that many minibatches have none."""
 EACH = 8
 """Updates between two points of a curve."""
 EPISODES = 2
@@ -58,7 +60,7 @@ def trained(run: tuple[str, str, int, int]) -> list[Row]:
     envs = environments.several(f"MiniGrid-{task}-v0", COUNT, seed)
     sizes = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
     agent = ppo_lstm.Agent(*sizes, layer, UNITS, envs.envs[0].unwrapped.max_steps)
-    points = list(ppo_lstm.train(agent, envs, frames))
+    points = list(ppo_lstm.train(agent, envs, frames, PARTS, normalized=False))
     larger = tested(agent, f"MiniGrid-{TASKS[task]}-v0", seed)
     labels = {"task": task, "larger": TASKS[task], "layer": layer, "seed": seed, "units": UNITS, "environments": COUNT}
     facts = record.facts(torch.device("cpu"), "python -m perf.programs.minigrid")

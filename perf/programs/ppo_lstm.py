@@ -17,7 +17,7 @@ from torch.distributions import Categorical
 import rnnkern
 from perf.programs import environments
 
-STEPS, EPOCHS, PARTS = 128, 4, 4
+STEPS, EPOCHS = 128, 4
 RATE, CLIP, DISCOUNT, SMOOTHING, ENTROPY, NORM = 1e-3, 0.2, 0.99, 0.95, 0.01, 0.5
 
 
@@ -59,8 +59,9 @@ class Agent(nn.Module):
         return Categorical(logits=logits[0]), values.squeeze(-1), state
 
 
-def train(agent: Agent, envs: Any, frames: int) -> Iterator[tuple[int, float]]:
-    """Trains the agent; yields the number of frames and the mean return of the last 100 episodes after each update."""
+def train(agent: Agent, envs: Any, frames: int, parts: int = 4, normalized: bool = True) -> Iterator[tuple[int, float]]:
+    """Trains the agent, with each rollout in ``parts`` minibatches and advantages that are normalized in each; yields
+    the number of frames and the mean return of the last 100 episodes after each update."""
     count, ended, returns = envs.num_envs, deque(maxlen=100), torch.zeros(envs.num_envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=RATE, eps=1e-5)
     observed, starts = torch.as_tensor(envs.reset()[0]), torch.ones(count, dtype=torch.bool)
@@ -86,16 +87,19 @@ def train(agent: Agent, envs: Any, frames: int) -> Iterator[tuple[int, float]]:
                 advantage, after = error + DISCOUNT * SMOOTHING * advantage * ~over, value
                 advantages.append(advantage)
             advantages = torch.stack(advantages).flip(0)
-            targets = advantages + values
         for _ in range(EPOCHS):
-            for some in torch.randperm(count).chunk(PARTS):
+            for some in torch.randperm(count).chunk(parts):
                 part = first.select_batch(some) if hasattr(first, "select_batch") else tuple(s[:, some] for s in first)
                 policy, value, _ = agent(x[:, some], part, reset[:, some])
                 ratio = (policy.log_prob(actions[:, some]) - before[:, some]).exp()
                 gain = advantages[:, some]
-                gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+                gain = (gain - gain.mean()) / (gain.std() + 1e-8) if normalized else gain
                 gained = torch.min(gain * ratio, gain * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
-                loss = 0.5 * (value - targets[:, some]).square().mean() - gained - ENTROPY * policy.entropy().mean()
+                loss = (
+                    0.5 * (value - advantages[:, some] - values[:, some]).square().mean()
+                    - gained
+                    - ENTROPY * policy.entropy().mean()
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), NORM)

@@ -9,7 +9,7 @@ Record = dict[str, str]
 
 PPO, MINIGRID = "recurrent_ppo.csv", "minigrid.csv"
 PROGRAMS = {"sb3-contrib": "RecurrentPPO (sb3-contrib)", "ppo_lstm": "PPO-LSTM"}
-WAYS = {"torch.nn": "torch.nn, as published", "replace": "`rnnkern.replace`", "patch": "`sb3.patch`",
+WAYS = {"torch.nn": "torch.nn, a call per step", "replace": "`rnnkern.replace`", "patch": "`sb3.patch`",
         "one call": "one call of rnnkern"}  # fmt: skip
 SHARES = {"of_environment": "environments", "of_lstm": "LSTM, forward", "of_backward": "all, backward"}
 PUBLISHED = {
