@@ -52,8 +52,7 @@ class Agent(nn.Module):
         self.start = lambda count: self.core(torch.zeros(1, count, units))[1]
 
     def forward(self, x: Tensor, state: Any, reset: Tensor) -> tuple[Categorical, Tensor, Any]:
-        """Distribution of the actions and values of x (T, B, I), and the state after it; ``reset`` (T, B) is True at
-        the first step of an episode."""
+        """The actions' distributions, values and last state; ``reset`` (T, B) marks the first steps of episodes."""
         h, state = self.core(self.encoder(x), state, reset=reset)
         *logits, values = self.heads(h).split([self.heads.out_features - 1, 1], dim=-1)
         return Categorical(logits=logits[0]), values.squeeze(-1), state
@@ -87,6 +86,7 @@ def train(agent: Agent, envs: Any, frames: int, parts: int = 4, normalized: bool
                 advantage, after = error + DISCOUNT * SMOOTHING * advantage * ~over, value
                 advantages.append(advantage)
             advantages = torch.stack(advantages).flip(0)
+            targets = advantages + values
         for _ in range(EPOCHS):
             for some in torch.randperm(count).chunk(parts):
                 part = first.select_batch(some) if hasattr(first, "select_batch") else tuple(s[:, some] for s in first)
@@ -95,11 +95,7 @@ def train(agent: Agent, envs: Any, frames: int, parts: int = 4, normalized: bool
                 gain = advantages[:, some]
                 gain = (gain - gain.mean()) / (gain.std() + 1e-8) if normalized else gain
                 gained = torch.min(gain * ratio, gain * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
-                loss = (
-                    0.5 * (value - advantages[:, some] - values[:, some]).square().mean()
-                    - gained
-                    - ENTROPY * policy.entropy().mean()
-                )
+                loss = 0.5 * (value - targets[:, some]).square().mean() - gained - ENTROPY * policy.entropy().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), NORM)
@@ -116,9 +112,9 @@ if __name__ == "__main__":
     chosen = parser.parse_args()
     torch.manual_seed(chosen.seed)
     envs = environments.several(chosen.environment, chosen.environments, chosen.seed)
+    inputs, actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
     longest = getattr(envs.envs[0].unwrapped, "max_steps", 500)
-    sizes = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
-    agent = Agent(*sizes, chosen.layer, chosen.units, longest)
+    agent = Agent(inputs, actions, chosen.layer, chosen.units, longest)
     began = time.perf_counter()
     for frames, mean in train(agent, envs, chosen.frames):
         print(f"{frames} frames, {frames / (time.perf_counter() - began):.0f} per second: mean return {mean:.3f}")
