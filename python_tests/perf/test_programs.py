@@ -40,11 +40,10 @@ def test_minigrid(layer, monkeypatch):
     assert 0 <= last["larger_return"] <= 1
 
 
-def test_frames_per_second(monkeypatch):
+def test_frames_per_second():
     pytest.importorskip("sb3_contrib")
     from perf.programs import recurrent_ppo
 
-    monkeypatch.setitem(recurrent_ppo.THREADS, 8, 1)
     for program, ways in recurrent_ppo.WAYS.items():
         rows = recurrent_ppo.measured(program, "CartPole-v1", 8, 1024, 1, Progress("test"))
         assert [row["way"] for row in rows] == list(ways)
