@@ -14,9 +14,10 @@ from rnnkern import cells, parametrizations
 from rnnkern.nn import autocast
 from rnnkern.nn.ecosystem import refuse_or_trace
 from rnnkern.nn.options import with_options
-from rnnkern.nn.recurrent import in_time_order, runs
-from rnnkern.nn.single import SingleLayer, check_number, empty_parameter, uniform_
+from rnnkern.nn.recurrent import in_time_order
+from rnnkern.nn.single import SingleLayer, check_positive, empty_parameter, uniform_
 from rnnkern.ops import linear_scan, recurrence
+from rnnkern.ops.checks import runs
 
 NONLINEARITIES, METHODS = ("tanh", "identity"), ("euler", "adams")
 
@@ -83,7 +84,7 @@ class ContinuousRNN(SingleLayer):
                 "ContinuousRNN: `method` and `steps` must be 'euler' and 1 with nonlinearity = 'identity', whose step "
                 f"is exact, got {method!r} and {steps}"
             )
-        check_number("dt", dt)
+        check_positive("dt", dt)
         self.dt, self.stable_map, self.timescales = dt, stable_map, tuple(timescales)
         self.bias, self.batch_first = bias, batch_first
         parameter = partial(empty_parameter, device=device, dtype=dtype)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rnnkern.nn import autocast
 from rnnkern.ops import linear_scan, moment_filter
+from rnnkern.ops.checks import runs
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor
     t = torch.arange(steps, device=u.device).unsqueeze(1)
     alive = torch.ones(steps, batch, dtype=torch.bool, device=u.device)
     if batch_sizes is not None:
-        alive = torch.arange(batch, device=u.device) < batch_sizes.to(u.device).unsqueeze(1)
+        alive = runs(batch_sizes, u.device)
     done = alive.sum(0) - 1 - t if reverse else t.expand(steps, batch)  # number of earlier steps of the sequence
     if reset is not None:
         begun = torch.where(reset, done, 0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rnnkern.nn.filters import Filter
-from rnnkern.nn.options import StepOptions, with_options
+from rnnkern.nn.options import StatesOptions, with_options
 from rnnkern.nn.recurrent import RecurrentBase, TimeFirst
 
 
@@ -72,7 +72,7 @@ class LSTM(RecurrentBase, torch.nn.LSTM):
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Any = None,
         dtype: torch.dtype | None = None, *, layer_norm: bool = False, recurrent_grad_dropout: float = 0.0,
-        filter: Filter | None = None, **options: Unpack[StepOptions],
+        filter: Filter | None = None, **options: Unpack[StatesOptions],
     ) -> None:  # fmt: skip
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device=device,

@@ -13,7 +13,7 @@ from rnnkern import cells
 from rnnkern.nn import autocast
 from rnnkern.nn.ecosystem import as_leaf, shown
 from rnnkern.nn.options import with_options
-from rnnkern.nn.single import Layers, check_number, empty_parameter, uniform_
+from rnnkern.nn.single import Layers, check_positive, empty_parameter, uniform_
 from rnnkern.ops import Choice, recurrence
 from rnnkern.ops.dispatch import autocasts
 
@@ -75,7 +75,7 @@ class _ODE(Layers):
         sizes = {"input_size": input_size, "steps": steps}
         sizes |= {} if hidden_size is None else {"hidden_size": hidden_size}
         super().__init__(sizes, {"method": (method, self._methods)})
-        check_number("time", time)
+        check_positive("time", time)
         self.hidden_size, self.time = hidden_size, time
         self.field = Field(input_size, hidden_size, time_input, device, dtype)
 
@@ -253,7 +253,7 @@ class HeavyBallODE(_ODE):
         if generalized and hidden_size is not None:
             raise ValueError(f"HeavyBallODE: `hidden_size` must be None with generalized = True, got {hidden_size}")
         if gamma is not None:
-            check_number("gamma", gamma, zero=True)
+            check_positive("gamma", gamma, zero=True)
         self.generalized, self.given_gamma = generalized, gamma
         parameter = partial(empty_parameter, device=device, dtype=dtype)
         self.gamma_logit = parameter() if gamma is None else None

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter, init
 
 from rnnkern._cell import Cell
-from rnnkern.nn.options import StepOptions, with_options
+from rnnkern.nn.options import StatesOptions, with_options
 from rnnkern.nn.recurrent import RecurrentBase
 
 
@@ -52,7 +52,7 @@ class Recurrent(RecurrentBase):
     def __init__(
         self, cell: Cell, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None,
-        dtype: torch.dtype | None = None, **options: Unpack[StepOptions],
+        dtype: torch.dtype | None = None, **options: Unpack[StatesOptions],
     ) -> None:  # fmt: skip
         if not isinstance(cell, Cell):
             raise TypeError(f"Recurrent: `cell` must be made by rnnkern.cell, got {cell!r}")

@@ -13,13 +13,24 @@ Class = TypeVar("Class", bound=type)
 """Lets type checkers and editors see the decorated class itself."""
 
 
-class StepOptions(TypedDict, total=False):
+class SharedOptions(TypedDict, total=False):
     """Options of all recurrences: RNN, LSTM, GRU, GORU, Recurrent and their subclasses."""
 
     num_heads: int
-    zoneout: float | tuple[float, ...]
     recurrent_dropout: float
     save_gates: bool | None
+
+
+class StepOptions(SharedOptions, total=False):
+    """Options of recurrences with one state."""
+
+    zoneout: float
+
+
+class StatesOptions(SharedOptions, total=False):
+    """Options of recurrences with several states: one probability for all, or one for each."""
+
+    zoneout: float | tuple[float, ...]
 
 
 class LayerOptions(StepOptions, total=False):
@@ -40,14 +51,14 @@ class RNNOptions(LayerOptions, total=False):
     filter: Filter | None
 
 
-class BaseOptions(RNNOptions, total=False):
+class RebasedOptions(RNNOptions, total=False):
     """Options of layers whose orthogonal weight has a base."""
 
     base: str
     rebase_every: int
 
 
-class ExpRNNOptions(BaseOptions, total=False):
+class ExpRNNOptions(RebasedOptions, total=False):
     """Options of :class:`rnnkern.nn.ExpRNN`."""
 
     init: str

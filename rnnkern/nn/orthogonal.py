@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.options import BaseOptions, ExpRNNOptions, LayerOptions, RNNOptions, with_options
+from rnnkern.nn.options import ExpRNNOptions, LayerOptions, RebasedOptions, RNNOptions, with_options
 from rnnkern.nn.rnn import RNN
 
 INPUT_NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda x: x}
@@ -109,7 +109,7 @@ class CayleyRNN(ExpRNN):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "cayley",
-        num_negative: int | None = None, **options: Unpack[BaseOptions],
+        num_negative: int | None = None, **options: Unpack[RebasedOptions],
     ) -> None:  # fmt: skip
         self._map = partial(parametrizations.orthogonal, orthogonal_map="scaled_cayley", num_negative=num_negative)
         super().__init__(input_size, hidden_size, num_layers, init=init, **options)

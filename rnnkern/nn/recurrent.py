@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import Module, Parameter, RNNBase, init
-from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
@@ -18,6 +18,7 @@ from rnnkern.nn.filters import Filter
 from rnnkern.ops import Choice, recurrence
 from rnnkern.ops._recurrence.pair import both
 from rnnkern.ops._recurrence.recurrence import step
+from rnnkern.ops.checks import runs
 
 
 class TimeFirst(NamedTuple):
@@ -29,20 +30,17 @@ class TimeFirst(NamedTuple):
     reset: Tensor | None  # (T, B) bool, False beyond a sequence's own end
 
 
-def runs(batch_sizes: Tensor, device: torch.device) -> Tensor:
-    """Where a packed sequence has not ended, (T, B)."""
-    return torch.arange(int(batch_sizes[0]), device=device) < batch_sizes.to(device).unsqueeze(1)
-
-
 def in_time_order(module: Module, name: str, values: Tensor, input: Tensor | PackedSequence) -> Tensor:
     """The argument ``values``, one for each step and sequence, as (T, B) in the order of the packed rows."""
-    packed = isinstance(input, PackedSequence)
+    layer, packed = type_before_parametrizations(module).__name__, isinstance(input, PackedSequence)
+    device = input.data.device if packed else input.device
+    if values.device != device:
+        raise TypeError(f"{layer}: `{name}` must be on {device} like the input, got {values.device}")
     wanted = (len(input.batch_sizes), int(input.batch_sizes[0])) if packed else tuple(input.shape[:-1])
     wanted = wanted[::-1] if packed and module.batch_first else wanted
     if tuple(values.shape) != wanted:
         symbols = "(T,)" if len(wanted) == 1 else "(B, T)" if module.batch_first else "(T, B)"
-        got = tuple(values.shape)
-        raise ValueError(f"{type(module).__name__}: `{name}` must be {symbols} = {wanted}, got {got}")
+        raise ValueError(f"{layer}: `{name}` must be {symbols} = {wanted}, got {tuple(values.shape)}")
     if len(wanted) == 1:
         return values.unsqueeze(1)
     values = values.transpose(0, 1) if module.batch_first else values
@@ -51,14 +49,11 @@ def in_time_order(module: Module, name: str, values: Tensor, input: Tensor | Pac
 
 def reset_in_order(module: Module, reset: Tensor, input: Tensor | PackedSequence) -> Tensor:
     """The argument ``reset`` as (T, B), in the order of the packed rows and False beyond the end of a sequence."""
-    name, device = type(module).__name__, input.data.device if isinstance(input, PackedSequence) else input.device
     if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
         got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
-        raise TypeError(f"{name}: `reset` must be a bool tensor, got {got}")
-    if reset.device != device:
-        raise TypeError(f"{name}: `reset` must be on {device} like the input, got {reset.device}")
+        raise TypeError(f"{type_before_parametrizations(module).__name__}: `reset` must be a bool tensor, got {got}")
     reset = in_time_order(module, "reset", reset, input)
-    return reset & runs(input.batch_sizes, device) if isinstance(input, PackedSequence) else reset
+    return reset & runs(input.batch_sizes, reset.device) if isinstance(input, PackedSequence) else reset
 
 
 def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tensor | None]:

@@ -16,7 +16,8 @@ from rnnkern.nn.ecosystem import as_leaf, shown
 from rnnkern.nn.options import with_options
 from rnnkern.ops import Choice, binding_recurrence, similarity
 from rnnkern.ops._relational.context_norm import context_norm
-from rnnkern.ops._relational.similarity import check_eps, check_norm, check_number, check_segments
+from rnnkern.ops._relational.similarity import check_eps, check_norm, check_segments
+from rnnkern.ops.checks import check_number
 from rnnkern.ops.dispatch import autocasts
 from rnnkern.reference._relational import MASKS, NORMS
 

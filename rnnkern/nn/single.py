@@ -28,7 +28,7 @@ def uniform_(size: int, *weights: Tensor | None) -> None:
             init.uniform_(weight, -(size**-0.5), size**-0.5)
 
 
-def check_number(name: str, value: Any, zero: bool = False) -> None:
+def check_positive(name: str, value: Any, zero: bool = False) -> None:
     """Checks that an option is a finite positive number, or with ``zero`` one of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} should be of type float, got: {type(value).__name__}")
@@ -173,8 +173,9 @@ class Attending(SingleLayer):
     def _check_state(self, state: tuple[Any, ...], batch: int | None) -> None:
         if not isinstance(state[0], Tensor):
             raise TypeError(
-                f"{type(self).__name__}: `hx` must be a Tensor, a tuple of them, or a state that the layer returned "
-                f"(of some sequences only: `state.select_batch(index)`), got {type(state[0]).__name__} in a tuple"
+                f"{type_before_parametrizations(self).__name__}: `hx` must be a Tensor, a tuple of them, or a state "
+                f"that the layer returned (of some sequences only: `state.select_batch(index)`), got "
+                f"{type(state[0]).__name__} in a tuple"
             )
         super()._check_state(state, batch)
 

@@ -151,6 +151,11 @@ def first_batch(batch_sizes: Tensor) -> int:
     return int(batch_sizes[0]) if batch_sizes.numel() else 0
 
 
+def runs(batch_sizes: Tensor, device: torch.device) -> Tensor:
+    """Where a packed sequence has not ended, (T, B)."""
+    return torch.arange(first_batch(batch_sizes), device=device) < batch_sizes.to(device).unsqueeze(1)
+
+
 def check_batch_sizes(
     op: str, batch_sizes: Tensor, rows: int, batch: int, of_rows: str = "u", of_batch: str = "state[0]"
 ) -> int:

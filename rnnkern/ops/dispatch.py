@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -103,6 +103,11 @@ def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
 def autocasts(device: str) -> bool:
     """Whether autocast is enabled on a type of device; False for meta tensors, of which autocast knows nothing."""
     return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def no_autocast(device: str) -> AbstractContextManager:
+    """A context without autocast on a type of device."""
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
 
 
 def cpu_refusal(x: Tensor, why: str | None = None) -> str | None:

@@ -35,7 +35,7 @@ class Householder(Factored):
 
     def __init__(self, like: Tensor, init: str | None, reflections: int | None, layout: Layout) -> None:
         if init is not None:
-            check_init(init)
+            check_init("orthogonal", init)
         size = layout.size
         count = layout.columns if reflections is None else reflections
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= size:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from rnnkern.ops._orthogonal.orthogonal import without_autocast
 from rnnkern.ops.differentiable import transformed
+from rnnkern.ops.dispatch import no_autocast
 from rnnkern.parametrizations import _steps as steps
 
 Tensors = Sequence[Tensor]
@@ -48,10 +48,12 @@ class Held:
         derivatives. If the tensors are ``lent``, nothing is cached, because the cache would keep them in memory."""
         tensors = (*originals, *constants)
         if lent or not self._can_hold(tensors):
-            return without_autocast(exact)(*originals)
+            with no_autocast(originals[0].device.type):
+                return exact(*originals)
         graph = torch.is_grad_enabled() and any(x.requires_grad for x in originals)
         if not graph and not comparable(tensors[0]):
-            return without_autocast(compute)(*originals)
+            with no_autocast(originals[0].device.type):
+                return compute(*originals)
         now = _state(tensors)
         weight = self._find(now, graph)
         if weight is None:
@@ -105,9 +107,9 @@ class _Computation:
         self.spent = False
         # Saved-tensor hooks (checkpointing, offloading) of the first caller must not apply to the other callers.
         hooks = saved_tensors_hooks(Tensor.detach, lambda x: x)
-        with torch.inference_mode(False), torch.set_grad_enabled(graph), hooks:
+        with torch.inference_mode(False), torch.set_grad_enabled(graph), hooks, no_autocast(originals[0].device.type):
             self.inputs = [x.detach().requires_grad_(graph and x.requires_grad) for x in originals]
-            self.value = without_autocast(compute)(*self.inputs)
+            self.value = compute(*self.inputs)
 
     def holds(self) -> bool:
         """Whether the values of the tensors are unchanged, where the versions cannot tell."""
@@ -120,13 +122,14 @@ class _Computation:
                 "by an in-place operation or an optimizer"
             )
         if torch.is_grad_enabled():  # create_graph=True
-            value, inputs = without_autocast(self.exact)(*self.originals), self.originals
+            with no_autocast(grad.device.type):
+                value, inputs = self.exact(*self.originals), self.originals
             options = {"create_graph": True}
         else:
             value, inputs, options = self.value, self.inputs, {"retain_graph": True}
         needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
-        differentiate = without_autocast(torch.autograd.grad)
-        found = iter(differentiate(value, needed, grad, materialize_grads=True, **options))
+        with no_autocast(grad.device.type):
+            found = iter(torch.autograd.grad(value, needed, grad, materialize_grads=True, **options))
         self.spent = True
         return [next(found) if want else None for want in wanted]
 

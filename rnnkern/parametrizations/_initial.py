@@ -34,7 +34,7 @@ def orthogonal_matrix(like: Tensor, init: str = "henaff", orthogonal_map: str = 
     >>> torch.allclose(V.T @ V, torch.eye(5), atol=1e-6)
     True
     """
-    check_init(init)
+    check_init("orthogonal_matrix", init)
     *batch, size = like.shape[:-1]
     options = {"dtype": torch.float64, "device": like.device}
     if init == "haar":
@@ -43,9 +43,9 @@ def orthogonal_matrix(like: Tensor, init: str = "henaff", orthogonal_map: str = 
     return _blocks(s if orthogonal_map == "exp" else -2 * s.atan(), size).to(like.dtype)
 
 
-def check_init(init: str | None) -> None:
+def check_init(function: str, init: str | None) -> None:
     if init not in INITS:
-        raise ValueError(f"orthogonal: `init` must be one of {INITS}, got {init!r}")
+        raise ValueError(f"{function}: `init` must be one of {INITS}, got {init!r}")
 
 
 def skew_entries(uniform: Tensor, init: str) -> Tensor:

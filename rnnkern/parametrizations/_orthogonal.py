@@ -28,15 +28,16 @@ class Orthogonal(Based):
     """Parametrization of an orthogonal weight, registered by :func:`orthogonal`. B is the buffer ``base`` and A the
     parameter."""
 
+    function = "orthogonal"
     rotating = (0,)
 
     def __init__(
         self, like: Tensor, orthogonal_map: str, init: str | None, base: str, rebase_every: int,
         num_negative: int | None = None, layout: Layout | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(like, "orthogonal", init, base, rebase_every)
+        super().__init__(like, init, base, rebase_every)
         if layout is None:
-            check_init(init)  # None would keep the existing weight
+            check_init(self.function, init)  # None would keep the existing weight
         self.layout = layout or Layout(self.sizes, self.sizes)
         size = self.layout.size
         if num_negative is not None and (orthogonal_map != "scaled_cayley" or not 0 <= num_negative <= size):
@@ -118,13 +119,13 @@ class Orthogonal(Based):
         Raises:
             ValueError: the matrix has the wrong shape or is not orthogonal.
         """
-        self.check("orthogonal", weight, finite=False)
+        self.check(self.function, weight, finite=False)
         return self._assigned(weight)
 
     def _assigned(self, weight: Tensor) -> Tensor:
         V = self._scaled(self.layout.matrices(weight.detach().to(self.base)))
         given = weight.dtype if weight.is_floating_point() else V.dtype
-        _check_orthogonal(V, given)
+        _check_orthogonal(self.function, V, given)
         A = self._begin_at(V)
         self.refine("base", given)
         return A
@@ -139,14 +140,19 @@ class Orthogonal(Based):
         A, *_ = self.originals
         wanted = (*self.layout.batch, self.layout.size, self.layout.columns)
         if type(A) not in held.PLAIN or A.shape != wanted:
-            got = f"{type(A).__name__} {tuple(A.shape)}"
             raise RuntimeError(
-                f"orthogonal: a dynamic base needs a complete A {wanted}, got {got}; use base='static' if A is sharded"
+                f"{self.function}: a dynamic base needs a complete A {wanted}, got {type(A).__name__} "
+                f"{tuple(A.shape)}; use base='static' if A is sharded"
             )
         self.base.copy_(self.rotated(A))
         A.zero_()
         self._zero = A.detach(), A._version
-        if self.steps % (self.rebase_every * PROJECT) == 0:
+
+    @torch.no_grad()
+    def stepped(self, optimised: set[int]) -> None:
+        before = self.steps
+        super().stepped(optimised)
+        if self.steps > before and self.steps % (self.rebase_every * PROJECT) == 0:
             self.base.copy_(ops.project_orthogonal(self.base, steps=1))
 
     def _load_from_state_dict(self, *args: Any) -> None:
@@ -162,6 +168,8 @@ class Orthogonal(Based):
 
 class OrthogonalGate(Orthogonal):
     """Parametrization of a weight (..., G*N, N), registered by :func:`orthogonal_gate`."""
+
+    function = "orthogonal_gate"
 
     def __init__(self, like: Tensor, init: str, base: str, rebase_every: int) -> None:
         super().__init__(like[..., -like.shape[-1] :, :], "exp", init, base, rebase_every)
@@ -181,18 +189,18 @@ class OrthogonalGate(Orthogonal):
         Raises:
             ValueError: the matrix has the wrong shape, or its last N rows are not orthogonal.
         """
-        self.check("orthogonal_gate", weight, finite=False)
+        self.check(self.function, weight, finite=False)
         rows, V = weight.detach().split([self.sizes[-2] - self.sizes[-1], self.sizes[-1]], -2)
         return self._assigned(V), rows.to(self.base).clone()
 
 
-def _check_orthogonal(V: Tensor, given: torch.dtype) -> None:
+def _check_orthogonal(function: str, V: Tensor, given: torch.dtype) -> None:
     accuracy = max(torch.finfo(dtype).eps for dtype in (V.dtype, given))
     X = V.double()
     distance = (X.mT @ X - torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)).abs()
     if distance.numel() and not distance.max() <= math.sqrt(accuracy):
         raise ValueError(
-            f"orthogonal: the weight must be orthogonal, got max |V^T V - I| = {distance.max():.3g}; "
+            f"{function}: the weight must be orthogonal, got max |V^T V - I| = {distance.max():.3g}; "
             "make it orthogonal with rnnkern.ops.project_orthogonal or torch.linalg.qr"
         )
 

@@ -140,16 +140,18 @@ class Based(Parametrization):
     """Parametrization of a weight that is a buffer ``base`` times a function of the parameter A. At A = 0 it is the
     base, which either stays or follows the weight as an optimizer steps."""
 
+    function: str
+    """The function of the package that registers it, for error messages."""
     bases = ("base",)
 
-    def __init__(self, like: Tensor, function: str, init: str | None, base: str, rebase_every: int) -> None:
+    def __init__(self, like: Tensor, init: str | None, base: str, rebase_every: int) -> None:
         super().__init__(like)
         if init is not None:
-            check_init(init)
+            check_init(self.function, init)
         if base not in BASES:
-            raise ValueError(f"{function}: `base` must be one of {BASES}, got {base!r}")
+            raise ValueError(f"{self.function}: `base` must be one of {BASES}, got {base!r}")
         if isinstance(rebase_every, bool) or not isinstance(rebase_every, int) or rebase_every < 1:
-            raise ValueError(f"{function}: `rebase_every` must be a positive integer, got {rebase_every!r}")
+            raise ValueError(f"{self.function}: `rebase_every` must be a positive integer, got {rebase_every!r}")
         self.init, self.dynamic, self.rebase_every, self.steps = init, base == "dynamic", rebase_every, 0
         if self.dynamic:
             steps.listen(self)

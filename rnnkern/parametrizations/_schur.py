@@ -14,6 +14,8 @@ from rnnkern.parametrizations._parametrization import parametrizations, register
 class Schur(Orthogonal):
     """Parametrization of a weight in Schur form, registered by :func:`schur`. The orthogonal P is B exp(A)."""
 
+    function = "schur"
+
     def __init__(self, like: Tensor, init: str, base: str, rebase_every: int, gamma: float | None) -> None:
         super().__init__(like, "exp", init, base, rebase_every)
         self.gamma = gamma
@@ -36,7 +38,7 @@ class Schur(Orthogonal):
         Raises:
             ValueError: the matrix has the wrong shape, is not finite, or its Schur form is not accurate to six digits.
         """
-        self.check("schur", weight)
+        self.check(self.function, weight)
         matrices = weight.detach().double().reshape(-1, *weight.shape[-2:])
         found = zip(*map(schur_form, matrices), strict=True)
         P, theta, gamma, T = (torch.stack(x).reshape(*weight.shape[:-2], *x[0].shape).to(self.base) for x in found)

@@ -17,7 +17,7 @@ class SpectralMargin(Parametrization):
 
     def __init__(self, like: Tensor, margin: float = 0.1, init: str = "henaff") -> None:
         super().__init__(like)
-        check_init(init)
+        check_init("spectral_margin", init)
         if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
             raise ValueError(f"spectral_margin: `margin` must be a number from 0 to 1, got {margin!r}")
         self.margin, self.init = float(margin), init

@@ -86,8 +86,10 @@ class UnitaryMap(_Unitary, Based):
     """Parametrization of a weight B exp(S) or B (I + S)^-1 (I - S) D, registered by :func:`unitary`. The buffer
     ``base`` (..., N, N, 2) holds the real and imaginary parts of the unitary B."""
 
+    function = "unitary"
+
     def __init__(self, like: Tensor, unitary_map: str, init: str | None, base: str, rebase_every: int) -> None:
-        super().__init__(like, "unitary", init, base, rebase_every)
+        super().__init__(like, init, base, rebase_every)
         self.unitary_map, self.rotating = unitary_map, (0,) if unitary_map == "exp" else (0, 1)
         self.register_buffer("base", torch.empty(*like.shape, 2, dtype=like.dtype.to_real(), device=like.device))
 
@@ -133,7 +135,7 @@ class UnitaryMap(_Unitary, Based):
         Raises:
             ValueError: the matrix has the wrong shape or is not unitary.
         """
-        self.check("unitary", weight, finite=False)
+        self.check(self.function, weight, finite=False)
         W = weight.detach().to(torch.complex128)
         distance = (W.mH @ W - torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)).abs()
         if distance.numel() and not distance.max() <= math.sqrt(torch.finfo(weight.dtype).eps):

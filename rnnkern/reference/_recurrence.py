@@ -226,7 +226,7 @@ def recurrence(
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`, except ``steps``; here ``save_gates`` and
     ``save_u`` have no effect."""
     outputs, final = _outputs(cell, u, R, state, **options)
-    h = joined(outputs, options.get("batch_sizes"), u.new_empty(*u.shape[:-1], final[0].shape[1]))
+    h = joined(outputs, options.get("batch_sizes"), u, final[0].shape[1])
     return h, final if outputs else tuple(s.clone() for s in final)
 
 
@@ -262,10 +262,10 @@ def recurrence_adjoint(
         state = [s.detach().requires_grad_() for s in state]  # so that each h is part of a graph
         outputs, _ = _outputs(cell, u, R, state, **options)
         outputs = [h if h.requires_grad else h.requires_grad_() for h in outputs]  # a cell may ignore its state
-        batch_sizes, empty = options.get("batch_sizes"), u.new_empty(*u.shape[:-1], state[0].shape[1])
-        h = joined(outputs, batch_sizes, empty)
+        batch_sizes, columns = options.get("batch_sizes"), state[0].shape[1]
+        h = joined(outputs, batch_sizes, u, columns)
         found = torch.autograd.grad(h, outputs, gradient(h.detach())) if outputs else []
-    return joined(found, batch_sizes, empty)
+    return joined(found, batch_sizes, u, columns)
 
 
 def rows_of(x: Tensor, batch_sizes: Tensor | None) -> list[Tensor]:
@@ -273,8 +273,10 @@ def rows_of(x: Tensor, batch_sizes: Tensor | None) -> list[Tensor]:
     return list(x.unbind(0) if batch_sizes is None else x.split(batch_sizes.tolist()))
 
 
-def joined(rows: Sequence[Tensor], batch_sizes: Tensor | None, empty: Tensor) -> Tensor:
-    """The inverse of :func:`rows_of`; ``empty`` if there are no steps."""
+def joined(
+    rows: Sequence[Tensor], batch_sizes: Tensor | None, x: Tensor, columns: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The inverse of :func:`rows_of`; if there are no steps, an empty result shaped like ``x`` with these columns."""
     if not rows:
-        return empty
+        return x.new_empty(*x.shape[:-1], columns, dtype=dtype)
     return torch.stack(rows) if batch_sizes is None else torch.cat(rows)

@@ -75,7 +75,7 @@ def recurrence_tangent(
             lost[:stepped] += dependent
             stepped = 0
     width = state[0].shape[1]
-    h, h_dots = joined(outputs, batch_sizes, u.new_empty(*u.shape[:-1], width)), u.new_empty(0)
+    h, h_dots = joined(outputs, batch_sizes, u, width), u.new_empty(0)
     if sequence:
         join = torch.cat if packed else torch.stack
         h_dots = join(output_dots, 1) if outputs else u.new_empty(count, *u.shape[:-1], width)

@@ -319,7 +319,7 @@ def sab_recurrence(
         memory = torch.where(here.unsqueeze(-1), h.unsqueeze(1), memory)
 
     def whole(rows: list[Tensor], columns: int, dtype: torch.dtype) -> Tensor:
-        return joined(rows, batch_sizes, u.new_zeros(*u.shape[:-1], columns, dtype=dtype))
+        return joined(rows, batch_sizes, u, columns, dtype)
 
     out, end = whole(outputs, 2 * hidden, u.dtype), SABState(h, c, memory, time, before + len(inputs))
     if not return_memory:

@@ -73,4 +73,4 @@ def kept(state: Tensor, reset: Tensor | None, t: int) -> Tensor:
 
 
 def _in_order(found: dict[int, Tensor], like: Tensor, batch_sizes: Tensor | None) -> Tensor:
-    return joined([found[t] for t in range(len(found))], batch_sizes, torch.zeros_like(like))
+    return joined([found[t] for t in range(len(found))], batch_sizes, like, like.shape[-1])

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from rnnkern import reference
 from rnnkern.ops._orthogonal.skew_exp_triton import KEPT
 from rnnkern.ops.checks import FLOATS, check_choice, check_like, check_square
 from rnnkern.ops.differentiable import differentiable
-from rnnkern.ops.dispatch import Choice, autocasts, choose, cpu_refusal, operator
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, no_autocast, operator
 from rnnkern.ops.folds import as_batch
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
@@ -31,9 +32,7 @@ def without_autocast(function: Callable) -> Callable:
     @functools.wraps(function)
     def call(*args, **kwargs):
         x = next((y for y in (*args, *kwargs.values()) if isinstance(y, Tensor)), None)
-        if x is None or not autocasts(x.device.type):
-            return function(*args, **kwargs)
-        with torch.autocast(x.device.type, enabled=False):
+        with nullcontext() if x is None else no_autocast(x.device.type):
             return function(*args, **kwargs)
 
     return call
