@@ -73,6 +73,7 @@ def test_facts_of_gaps(nonlinearity):
         (ones * torch.nan, ValueError, "`gaps` must be at least 0 and finite, got nan"),
         (ones / 0, ValueError, "`gaps` must be at least 0 and finite, got inf"),
         (ones[1:], ValueError, r"`gaps` must be \(T, B\) = \(9, 3\), got \(8, 3\)"),
+        (ones.to("meta"), TypeError, "^ContinuousRNN: `gaps` must be on cpu like the input, got meta"),
         (ones.float(), TypeError, r"`gaps` must be a tensor with dtype torch\.float64, got torch\.float32"),
         (1.0, TypeError, "got float"),
     ):

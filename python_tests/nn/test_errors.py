@@ -251,9 +251,9 @@ def test_a_wrong_mask_of_resets(name, packed):
         (torch.zeros(T, 1, **bool_), ValueError, r"`reset` must be \(T, B\) = \(7, 4\), got \(7, 1\)"),
     ]
     for reset, error, said in wrong:
-        with pytest.raises(error, match=f"{name}: {said}"):
+        with pytest.raises(error, match=f"^{name}: {said}"):
             table.layer(name)(given, reset=reset)
-    first, said = table.layer(name, batch_first=True), rf"{name}: `reset` must be "
+    first, said = table.layer(name, batch_first=True), rf"^{name}: `reset` must be "
     with pytest.raises(ValueError, match=rf"{said}\(B, T\) = \(4, 7\), got \(7, 4\)"):
         first(x.transpose(0, 1), reset=torch.zeros(T, B, **bool_))
     with pytest.raises(ValueError, match=rf"{said}\(T,\) = \(7,\), got \(7, 1\)"):

@@ -58,17 +58,29 @@ UNITARY = [
     ({"unitary_map": "exp", "rebase_every": 0}, "`rebase_every` must be a positive integer, got 0"),
     *(({"unitary_map": name}, NEEDS_INIT) for name in ("fourier", "givens")),
 ]
+OF_A_BASE = [
+    ({"base": "moving"}, "`base` must be one of .*, got 'moving'"),
+    ({"rebase_every": 0}, "`rebase_every` must be a positive integer, got 0"),
+    ({"init": "eye"}, "`init` must be one of .*, got 'eye'"),
+]
 WRONG = {"orthogonal": ORTHOGONAL, "spectral_margin": SPECTRAL, "stable": STABLE, "unitary": UNITARY}
+WRONG |= {"orthogonal_gate": OF_A_BASE, "schur": OF_A_BASE}
 
 
 @pytest.mark.parametrize(
     ("function", "options", "said"), [(name, *case) for name, cases in WRONG.items() for case in cases]
 )
 def test_wrong_options(function, options, said):
-    module = nn.Linear(6, 6, bias=False, dtype=torch.complex64 if function == "unitary" else None)
+    module = nn.Linear(
+        6,
+        18 if function == "orthogonal_gate" else 6,
+        bias=False,
+        dtype=torch.complex64 if function == "unitary" else None,
+    )
     before = module.weight
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as error:
         getattr(parametrizations, function)(module, "weight", **options)
+    assert str(error.value).startswith(f"{function}: ")
     assert module.weight is before
 
 
