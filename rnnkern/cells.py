@@ -15,9 +15,9 @@ from torch import sigmoid, tanh
 from rnnkern._cell import Cell, cell
 
 __all__ = [
-    "adams", "antisymmetric", "brc", "cfn", "cifg_lstm", "cornn", "ct_gru", "euler_gap", "fast_grnn", "gru",
-    "heavy_ball", "heavy_ball_tanh", "janet", "leaky", "lem", "li_gru", "lstm", "mgu", "minimal_rnn", "nas",
-    "nbrc", "peephole_lstm", "ran", "rnn", "slstm", "star", "ugrnn",
+    "adams", "antisymmetric", "brc", "cfn", "cifg_lstm", "cornn", "ct_gru", "ea_lstm", "euler_gap", "fast_grnn", "gru",
+    "gru_d", "gru_d_pypots", "heavy_ball", "heavy_ball_tanh", "janet", "leaky", "lem", "li_gru", "lstm", "mgu",
+    "minimal_rnn", "nas", "nbrc", "peephole_lstm", "ran", "rnn", "slstm", "star", "ugrnn",
 ]  # fmt: skip
 
 
@@ -53,6 +53,35 @@ def cifg_lstm(u, r, h, c):
     f = sigmoid(u.f + r.f)
     c = f * c + (1 - f) * tanh(u.g + r.g)
     return sigmoid(u.o + r.o) * tanh(c), c
+
+
+@cell(gates="fog")
+def ea_lstm(u, r, h, c, i):
+    r"""Entity-aware LSTM (Kratzert et al. 2019), whose input gate depends on static inputs :math:`x_s` alone. It is a
+    state that never changes: begin with :math:`i = \sigma(W_s x_s + b_s)`. :math:`c' = \sigma(u_f + r_f) c + i
+    \tanh(u_g + r_g)`, :math:`h' = \sigma(u_o + r_o) \tanh(c')`."""
+    c = sigmoid(u.f + r.f) * c + i * tanh(u.g + r.g)
+    return sigmoid(u.o + r.o) * tanh(c), c, i
+
+
+@cell(gates="rznd", recurrent="rzn")
+def gru_d(u, r, y):
+    r"""GRU-D (Che et al. 2018) for sequences with gaps. The state :math:`y` has decayed over the gap after its step,
+    which :math:`u_d` depends on: a GRU with reset gate before the product,
+    :math:`h' = (1 - z) y + z \tanh(u_n + R_n (r y) + b_n)`, and :math:`y' = \exp(-\max(0, u_d)) h'`. So
+    :math:`y = h` where :math:`u_d \le 0`, as after the last step."""
+    z = sigmoid(u.z + r.z)
+    h = (1 - z) * y + z * tanh(u.n + r.n(sigmoid(u.r + r.r) * y))
+    return torch.exp(-torch.relu(u.d)) * h
+
+
+@cell(gates="rznd", recurrent="rznc")
+def gru_d_pypots(u, r, y):
+    r"""GRU-D as in PyPOTS: as :func:`gru_d`, with the reset gate after the product and a product without it,
+    :math:`h' = (1 - z) \tanh(u_n + r_c + r \, r_n) + z y`, where :math:`r = \sigma(u_r + r_r)`."""
+    z = sigmoid(u.z + r.z)
+    h = (1 - z) * tanh(u.n + r.c + sigmoid(u.r + r.r) * r.n) + z * y
+    return torch.exp(-torch.relu(u.d)) * h
 
 
 @cell(gates="gc")

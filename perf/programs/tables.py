@@ -7,11 +7,9 @@ from perf.record import Row
 
 Record = dict[str, str]
 
-PPO, MINIGRID = "recurrent_ppo.csv", "minigrid.csv"
-PROGRAMS = {"sb3-contrib": "RecurrentPPO (sb3-contrib)", "ppo_lstm": "PPO-LSTM"}
-WAYS = {"torch.nn": "torch.nn, a call per step", "replace": "`rnnkern.replace`", "patch": "`sb3.patch`",
-        "one call": "one call of rnnkern"}  # fmt: skip
-SHARES = {"of_environment": "environments", "of_lstm": "LSTM, forward", "of_backward": "all, backward"}
+PROGRAMS, MINIGRID = "programs.csv", "minigrid.csv"
+AGENTS = ("RecurrentPPO (sb3-contrib)", "PPO-LSTM")
+"""Programs of reinforcement learning."""
 PUBLISHED = {
     "RedBlueDoors-6x6": (0.97, 0.97, 0.95, 0.95), "GoToObject-6x6-N2": (0.85, 0.84, 0.66, 0.74),
     "MemoryS7": (0.4, 0.94, 0.24, 0.3), "GoToDoor-5x5": (0.17, 0.25, 0.11, 0.15),
@@ -26,35 +24,66 @@ def newest(rows: Sequence[Record], *names: str) -> list[Record]:
     return list({tuple(row[name] for name in names): row for row in rows}.values())
 
 
-def of_ppo(rows: Sequence[Record]) -> list[Row]:
-    """A line for each program, environment, number of units and way to run the LSTM."""
-    return [
-        {
-            "program": PROGRAMS[row["program"]], "environment": row["environment"], "units": row["units"],
-            "LSTM": WAYS[row["way"]], "frames per second": round(float(row["frames_per_second"])),
-            "times as fast": f"{float(row['ratio_50']):.2f}",
-        } | {title: f"{float(row[name]):.0%}" for name, title in SHARES.items()}
-        for row in newest(rows, "program", "environment", "units", "way")
-    ]  # fmt: skip
+def newest_of_programs(rows: Sequence[Record]) -> list[Record]:
+    return newest(rows, "program", "case", "way")
+
+
+def pairs(rows: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """For each case, the row of the published way, which is measured first, and that of rnnkern, the last."""
+    cases: dict[tuple[str, str], list[Record]] = {}
+    for row in newest_of_programs(rows):
+        cases.setdefault((row["program"], row["case"]), []).append(row)
+    return [(found[0], found[-1]) for found in cases.values()]
+
+
+def per_unit(row: Record) -> str:
+    """The time of one unit of work."""
+    seconds = float(row["seconds"]) / int(row["count"])
+    factor, unit = next((x for x in ((1, "s"), (1e3, "ms")) if seconds * x[0] >= 1), (1e6, "us"))
+    return f"{seconds * factor:.3g} {unit}"
+
+
+def share(row: Record, part: str) -> str:
+    """A part of the time in percent; nothing if the part was not measured."""
+    return f"{float(row[f'of_{part}']):.0%}" if float(row[f"of_{part}"]) else ""
 
 
 def of_programs(rows: Sequence[Record]) -> list[Row]:
-    """A line for each environment and number of units of the published program, as it is and with rnnkern."""
-    ways = {
-        (row["environment"], row["units"], row["way"]): row
-        for row in newest(rows, "program", "environment", "units", "way")
-        if row["program"] == "sb3-contrib"
-    }
+    """A line for each case: the program as published and with rnnkern."""
     return [
         {
-            "frames per second": f"{PROGRAMS['sb3-contrib']}, {environment}, {units} units",
-            "as published": round(float(ways[environment, units, "torch.nn"]["frames_per_second"])),
-            "with rnnkern": round(float(row["frames_per_second"])),
-            "times as fast": f"{float(row['ratio_50']):.1f}",
+            "program": own["program"], "case": own["case"], "time of one": own["unit"],
+            "as published": per_unit(published), "with rnnkern": per_unit(own),
+            "times as fast": f"{float(own['ratio_50']):.2f}",
+            "recurrent layers, as published": share(published, "recurrent"),
+            "with rnnkern ": share(own, "recurrent"), "difference": f"{float(own['difference']):.0e}",
         }
-        for (environment, units, way), row in ways.items()
-        if way == "patch"
-    ]
+        for published, own in pairs(rows)
+    ]  # fmt: skip
+
+
+QUOTED = {"TiRex": "64 series of 2,048 points", "medaka": "100 x 10,000 positions", AGENTS[0]: "CartPole-v1, 256 units"}
+"""Cases that the README shows."""
+
+
+def of_quoted(rows: Sequence[Record]) -> list[Row]:
+    """The first columns of :func:`of_programs`, for three programs."""
+    lines = [line for line in of_programs(rows) if QUOTED.get(line["program"]) == line["case"]]
+    return [dict([*line.items()][:6]) for line in lines]
+
+
+def of_ppo(rows: Sequence[Record]) -> list[Row]:
+    """A line for each program of reinforcement learning, environment, number of units and way to run the LSTM."""
+    return [
+        {
+            "program": row["program"], "environment": row["case"], "LSTM": row["way"],
+            "frames per second": round(int(row["count"]) / float(row["seconds"])),
+            "times as fast": f"{float(row['ratio_50']):.2f}",
+            "recurrent layers": share(row, "recurrent"), "environments": share(row, "environment"),
+        }
+        for row in newest_of_programs(rows)
+        if row["program"] in AGENTS
+    ]  # fmt: skip
 
 
 def of_minigrid(rows: Sequence[Record]) -> list[Row]:
