@@ -167,9 +167,12 @@ def of_gpu(rows: Sequence[Record], mark: str) -> str:
 
 
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
-    "README.md": {"programs": (programs.PPO, functools.partial(of_programs, lines=programs.of_programs, words=1))},
+    "README.md": {"programs": (programs.PROGRAMS, functools.partial(of_programs, lines=programs.of_quoted, words=3))},
+    "docs/programs.md": {
+        "real": (programs.PROGRAMS, functools.partial(of_programs, lines=programs.of_programs, words=3)),
+    },
     "docs/reinforcement-learning.md": {
-        "ppo": (programs.PPO, functools.partial(of_programs, lines=programs.of_ppo, words=4)),
+        "ppo": (programs.PROGRAMS, functools.partial(of_programs, lines=programs.of_ppo, words=3)),
         "minigrid": (programs.MINIGRID, functools.partial(of_programs, lines=programs.of_minigrid, words=2)),
     },
     "docs/compatibility.md": {"ensemble": ("ensemble.csv", of_speeds)},

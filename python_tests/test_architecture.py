@@ -59,7 +59,7 @@ FLOORS = {
     "rnnkern.optim": {"rnnkern.ops", "rnnkern.parametrizations"},
     "rnnkern.nn": MATH | {"rnnkern._cell", "rnnkern.analysis", "rnnkern.cells", "rnnkern.parametrizations"},
     "rnnkern.swap": {"rnnkern.nn", "rnnkern.ops"},
-    "rnnkern.integrations": {"rnnkern.nn", "rnnkern.swap"},
+    "rnnkern.integrations": {"rnnkern.cells", "rnnkern.nn", "rnnkern.ops", "rnnkern.swap"},
     "rnnkern.bench": {"rnnkern._gemm", "rnnkern._report", "rnnkern.ops", "rnnkern.profile", "rnnkern.testing"},
 }
 FLOORS["rnnkern"] = set(FLOORS)

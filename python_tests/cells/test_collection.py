@@ -147,6 +147,26 @@ def heavy_ball_tanh(x, R, p, h, m):
     return h + p["dt"] * tanh(m), m
 
 
+def ea_lstm(x, R, p, h, c, i):
+    f, o, g = (x(k) + R(k, h) for k in range(3))
+    new = s(f) * c + i * tanh(g)
+    return s(o) * tanh(new), new, i
+
+
+def decayed(u, h):
+    return exp(-u.clamp(min=0)) * h
+
+
+def gru_d(x, R, p, y):
+    r, z = (s(x(k) + R(k, y)) for k in (0, 1))
+    return decayed(x(3), (1 - z) * y + z * tanh(x(2) + R(2, r * y)))
+
+
+def gru_d_pypots(x, R, p, y):
+    r, z = (s(x(k) + R(k, y)) for k in (0, 1))
+    return decayed(x(3), (1 - z) * tanh(x(2) + R(3, y) + r * R(2, y)) + z * y)
+
+
 def rnn(x, R, p, h):
     return log(1 + exp(x(0) + R(0, h)))
 
@@ -179,6 +199,9 @@ def test_a_cell_is_its_papers(name):
     b, d = layer.bias_ih_l0.split(H), layer.bias_hh_l0.split(H) if cell.recurrent else ()
     p = {k.removesuffix("_l0"): v for k, v in layer.named_parameters()}
     state = tuple(torch.zeros(B, H, dtype=torch.float64) for _ in cell.states)
+    if name == "ea_lstm":  # i is what the caller gives
+        state = *state[:2], torch.rand(B, H, dtype=torch.float64)
+    start = tuple(part[None] for part in state) if len(state) > 1 else state[0][None]
     outputs = []
     for t in range(T):
         new = globals()[name](lambda k, t=t: x[t] @ U[k].T + b[k], lambda k, v: v @ W[k].T + d[k], p, *state)
@@ -187,7 +210,7 @@ def test_a_cell_is_its_papers(name):
     expected = torch.stack(outputs)
     for use in ("reference", "cpu"):
         with rnnkern.use(use):
-            output, hx = layer(x)
+            output, hx = layer(x, start)
         hx = hx if isinstance(hx, tuple) else (hx,)
         actual = [output, *(last[0] for last in hx)]
         torch.testing.assert_close(actual, [expected, *state], rtol=1e-10, atol=1e-10)

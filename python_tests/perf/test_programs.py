@@ -40,14 +40,19 @@ def test_minigrid(layer, monkeypatch):
     assert 0 <= last["larger_return"] <= 1
 
 
-def test_frames_per_second():
-    pytest.importorskip("sb3_contrib")
-    from perf.programs import recurrent_ppo
+@pytest.mark.parametrize(
+    "name", ["recurrent_ppo", "tirex", "medaka", "silero_vad", "resemblyzer", "neuralhydrology", "pypots"]
+)
+def test_a_program_agrees_with_the_published_one(name):
+    from perf.programs import measure
 
-    for program, ways in recurrent_ppo.WAYS.items():
-        rows = recurrent_ppo.measured(program, "CartPole-v1", 8, 1024, 1, Progress("test"))
-        assert [row["way"] for row in rows] == list(ways)
-        assert all(row["frames_per_second"] > 0 and 0 < row["of_lstm"] < 1 for row in rows)
+    program = pytest.importorskip(f"perf.programs.{name}", exc_type=ImportError)
+    for case in program.cases(tiny=True):
+        rows = measure.measured(case, 1, Progress("test"))
+        assert [row["way"] for row in rows] == list(case.ways)
+        assert all(row["seconds"] > 0 and 0 <= row["of_recurrent"] < 1 for row in rows)
+        assert rows[-1]["of_recurrent"] > 0
+        assert rows[-1]["difference"] <= case.tolerance
 
 
 def test_a_view_of_minigrid_is_one_hot():

@@ -5,7 +5,8 @@ import functools
 import torch
 from torch import Tensor
 
-import rnnkern
+from rnnkern import cells as collection
+from rnnkern import ops
 
 
 def patch(model: torch.nn.Module) -> int:
@@ -41,7 +42,7 @@ def _forward(cell: torch.nn.Module, x: Tensor, states: Tensor) -> tuple[Tensor, 
     bias = bias.view(x.shape[3], 4, -1).transpose(0, 1).flatten()
     h, c, n, m = states.float()
     state = h, c, n, m.where(n != 0, -torch.inf)
-    output, last = rnnkern.ops.recurrence(
-        rnnkern.cells.slstm, x.flatten(2).float(), R.transpose(1, 2).contiguous(), state, bias=bias
+    output, last = ops.recurrence(
+        collection.slstm, x.flatten(2).float(), R.transpose(1, 2).contiguous(), state, bias=bias
     )
     return output, torch.stack(last)
