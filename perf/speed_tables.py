@@ -15,7 +15,7 @@ from perf.recurrence import COMPILED, LAST_STEP, MODULES, OPERATOR, PADDED, RECO
 
 DIRECTIONS = {"forward": "Forward", "forward+backward": "Forward and backward"}
 BOTH = "forward+backward"
-README_CELLS = ("lstm", "gru", "tanh", "modrelu")
+README_CELLS = ("lstm", "gru", "tanh")
 NOTHING = "*Not measured yet.*"
 
 Record = dict[str, str]
@@ -254,13 +254,9 @@ def claims(rows: Sequence[Record]) -> str:
         ("A loss on the last step only, over `torch.nn`",
          recurrence_of(rows, case=LAST_STEP, provider="torch.nn")),
         ("Packed input, over the faster of `torch.nn`'s packed and padded forms", strongest(recurrence_of(rows))),
-        ("A sequence at a time (B = 1) without gradients, over `torch.nn`",
-         recurrence_of(rows, case="inference", provider="torch.nn")),
         ("A step at a time (T = B = 1), over `torch.nn`'s cells", steps),
         ("Over `torch.compile` of the loop at T = 50", recurrence_of(rows, provider=COMPILED)),
         ("`skew_exp` over `torch.matrix_exp`", where(rows, op="skew_exp", provider="torch.matrix_exp")),
-        ("An optimizer step of `ExpRNN` over `torch.nn.utils.parametrizations`",
-         where(rows, op="optimiser step", provider="torch.nn.utils.parametrizations")),
         ("Relevancy attention over a PyTorch loop with cached keys",
          where(rows, op="relevancy_recurrence", provider="PyTorch, cached keys")),
     ]  # fmt: skip

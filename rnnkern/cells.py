@@ -66,10 +66,10 @@ def ea_lstm(u, r, h, c, i):
 
 @cell(gates="rznd", recurrent="rzn")
 def gru_d(u, r, y):
-    r"""GRU-D (Che et al. 2018) for sequences with gaps. The state :math:`y` has decayed over the gap after its step,
-    which :math:`u_d` depends on: a GRU with reset gate before the product,
-    :math:`h' = (1 - z) y + z \tanh(u_n + R_n (r y) + b_n)`, and :math:`y' = \exp(-\max(0, u_d)) h'`. So
-    :math:`y = h` where :math:`u_d \le 0`, as after the last step."""
+    r"""GRU-D (Che et al. 2018), a GRU whose state decays in the gaps between observations:
+    :math:`h' = (1 - z) y + z \tanh(u_n + R_n (\sigma(u_r + r_r) \, y) + b_n)` with :math:`z = \sigma(u_z + r_z)`, and
+    :math:`y' = \exp(-\max(0, u_d)) h'`. The layer returns y, which has decayed over the gap *after* its step, on whose
+    length :math:`u_d` depends; it is h where :math:`u_d \le 0`."""
     z = sigmoid(u.z + r.z)
     h = (1 - z) * y + z * tanh(u.n + r.n(sigmoid(u.r + r.r) * y))
     return torch.exp(-torch.relu(u.d)) * h
@@ -77,8 +77,9 @@ def gru_d(u, r, y):
 
 @cell(gates="rznd", recurrent="rznc")
 def gru_d_pypots(u, r, y):
-    r"""GRU-D as in PyPOTS: as :func:`gru_d`, with the reset gate after the product and a product without it,
-    :math:`h' = (1 - z) \tanh(u_n + r_c + r \, r_n) + z y`, where :math:`r = \sigma(u_r + r_r)`."""
+    r"""GRU-D as in PyPOTS. It differs from :func:`gru_d` in that the reset gate is after the product, that a second
+    product :math:`r_c` reaches the candidate without it, and that z keeps the old state:
+    :math:`h' = (1 - z) \tanh(u_n + r_c + \sigma(u_r + r_r) \, r_n) + z y`."""
     z = sigmoid(u.z + r.z)
     h = (1 - z) * tanh(u.n + r.c + sigmoid(u.r + r.r) * r.n) + z * y
     return torch.exp(-torch.relu(u.d)) * h

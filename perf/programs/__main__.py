@@ -16,6 +16,7 @@ import torch
 
 from perf import record
 from perf.programs import picture, tables
+from perf.programs.measure import measured
 from perf.progress import Progress
 
 REQUIREMENTS = {
@@ -51,8 +52,6 @@ def interpreter(name: str) -> Path:
 
 def run(name: str, repeats: int, path: Path) -> None:
     """Measures a program whose packages are there: first at tiny sizes, which compiles what is compiled once."""
-    from perf.programs.measure import measured
-
     program = importlib.import_module(f"perf.programs.{name}")
     first, cases = program.cases(tiny=True), program.cases()
     runs = sum(len(case.ways) for case in first) + repeats * sum(len(case.ways) for case in cases)

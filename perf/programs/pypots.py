@@ -47,8 +47,8 @@ def train(way: str, clock: Clock, units: int, patients: int) -> Sequence[Tensor]
     x = torch.randn(patients, HOURS, SIGNALS).cumsum(1) / HOURS**0.5
     label = (x.mean((1, 2)) > 0).long()
     x[torch.rand(x.shape) > OBSERVED] = torch.nan
-    patients = {"X": x.numpy(), "y": label.numpy()}
-    clock.run(lambda: model.fit(patients))
+    data = {"X": x.numpy(), "y": label.numpy()}
+    clock.run(lambda: model.fit(data))
     return [torch.as_tensor(model.predict({"X": x[:64].numpy()})["classification_proba"])]
 
 

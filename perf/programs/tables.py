@@ -25,6 +25,7 @@ def newest(rows: Sequence[Record], *names: str) -> list[Record]:
 
 
 def newest_of_programs(rows: Sequence[Record]) -> list[Record]:
+    """The newest row of each case and way."""
     return newest(rows, "program", "case", "way")
 
 
@@ -55,8 +56,8 @@ def of_programs(rows: Sequence[Record]) -> list[Row]:
             "program": own["program"], "case": own["case"], "time of one": own["unit"],
             "as published": per_unit(published), "with rnnkern": per_unit(own),
             "times as fast": f"{float(own['ratio_50']):.2f}",
-            "recurrent layers, as published": share(published, "recurrent"),
-            "with rnnkern ": share(own, "recurrent"), "difference": f"{float(own['difference']):.0e}",
+            "recurrent, published": share(published, "recurrent"), "recurrent, rnnkern": share(own, "recurrent"),
+            "difference": f"{float(own['difference']):.0e}".replace("0e+00", "0"),
         }
         for published, own in pairs(rows)
     ]  # fmt: skip

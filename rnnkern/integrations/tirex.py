@@ -5,8 +5,7 @@ import functools
 import torch
 from torch import Tensor
 
-from rnnkern import cells as collection
-from rnnkern import ops
+from rnnkern import cells, ops
 
 
 def patch(model: torch.nn.Module) -> int:
@@ -14,6 +13,7 @@ def patch(model: torch.nn.Module) -> int:
 
     Inputs and states are float32, where the loop of tirex-ts rounds them to bfloat16 at each step. So forecasts are
     those of the loop in float32, and differ from the published ones by the rounding. Parameters do not change.
+    Tested with tirex-ts 1.4.2.
 
     Args:
         model: a model that ``tirex.load_model`` returned, with ``backend="torch"``; it is changed in place.
@@ -24,14 +24,14 @@ def patch(model: torch.nn.Module) -> int:
     Raises:
         ValueError: ``model`` has no sLSTM of tirex-ts, or one whose backend is ``"cuda"``.
     """
-    cells = [module for module in model.modules() if hasattr(module, "_impl_torch")]
-    if not cells:
+    found = [module for module in model.modules() if hasattr(module, "_impl_torch")]
+    if not found:
         raise ValueError(f"patch: `model` must have sLSTMs of tirex-ts, got {type(model).__name__} without one")
-    if any(cell.backend != "torch" for cell in cells):
+    if any(cell.backend != "torch" for cell in found):
         raise ValueError("patch: `model` must have been loaded with backend='torch', got backend='cuda'")
-    for cell in cells:
+    for cell in found:
         cell._impl_torch = functools.partial(_forward, cell)
-    return len(cells)
+    return len(found)
 
 
 def _forward(cell: torch.nn.Module, x: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,5 @@ def _forward(cell: torch.nn.Module, x: Tensor, states: Tensor) -> tuple[Tensor, 
     bias = bias.view(x.shape[3], 4, -1).transpose(0, 1).flatten()
     h, c, n, m = states.float()
     state = h, c, n, m.where(n != 0, -torch.inf)
-    output, last = ops.recurrence(
-        collection.slstm, x.flatten(2).float(), R.transpose(1, 2).contiguous(), state, bias=bias
-    )
+    output, last = ops.recurrence(cells.slstm, x.flatten(2).float(), R.transpose(1, 2).contiguous(), state, bias=bias)
     return output, torch.stack(last)
