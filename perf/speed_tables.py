@@ -15,7 +15,7 @@ from perf.recurrence import COMPILED, LAST_STEP, MODULES, OPERATOR, PADDED, RECO
 
 DIRECTIONS = {"forward": "Forward", "forward+backward": "Forward and backward"}
 BOTH = "forward+backward"
-README_CELLS = ("lstm", "gru", "tanh")
+README_CELLS = ("lstm", "gru", "tanh", "modrelu")
 NOTHING = "*Not measured yet.*"
 
 Record = dict[str, str]
@@ -256,7 +256,6 @@ def claims(rows: Sequence[Record]) -> str:
         ("Packed input, over the faster of `torch.nn`'s packed and padded forms", strongest(recurrence_of(rows))),
         ("A step at a time (T = B = 1), over `torch.nn`'s cells", steps),
         ("Over `torch.compile` of the loop at T = 50", recurrence_of(rows, provider=COMPILED)),
-        ("`skew_exp` over `torch.matrix_exp`", where(rows, op="skew_exp", provider="torch.matrix_exp")),
         ("Relevancy attention over a PyTorch loop with cached keys",
          where(rows, op="relevancy_recurrence", provider="PyTorch, cached keys")),
     ]  # fmt: skip
