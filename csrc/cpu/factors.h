@@ -48,6 +48,14 @@ RNNKERN_INLINE Pairs broadcast(const device::bfloat16* p) {
 
 RNNKERN_INLINE Pairs broadcast_first(const device::bfloat16* p) { return {Bits{} + uint32_t(p->bits)}; }
 
+// broadcast() of a row of which `elements` remain.
+template <class F>
+RNNKERN_INLINE auto broadcast_of(const F* p, int64_t elements) {
+  if constexpr (has_bf16_dot<F>)
+    if (elements < k_pack<F>) return broadcast_first(p);
+  return broadcast(p);
+}
+
 template <class T>
 RNNKERN_INLINE Vec<T> add_product(Vec<T> sum, Vec<T> a, Vec<T> b) {
   return sum + a * b;
@@ -58,6 +66,15 @@ RNNKERN_INLINE Vec<float> add_product(Vec<float> sum, Pairs a, Pairs b) {
   return Vec<float>(_mm512_dpbf16_ps(sum.v, (__m512bh)a.bits, (__m512bh)b.bits));
 }
 #endif
+
+// A vector of weights as add_product() takes it.
+template <class F>
+RNNKERN_INLINE auto factors(Vec<Arithmetic<F>> x) {
+  if constexpr (has_bf16_dot<F>)
+    return Pairs{(Bits)x.v};
+  else
+    return x;
+}
 
 // Converts the first lanes to bfloat16, in the low half of each lane.
 RNNKERN_INLINE Bits low_halves(const float* p, int64_t lanes) { return to_bfloat16(Vec<float>::load(p, lanes)); }

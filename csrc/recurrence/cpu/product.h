@@ -119,10 +119,10 @@ struct Product {
         if (parts && (index == panel0 || index % panels_per_head == 0))
           left = tiles.left(
               row0, row1, [&](int64_t b) { return operand(b) + q.operand; }, segments, stride, length, parts, copies);
-      const bool unpacked = streamed && !parts && rows <= rows_to_dot;
+      const bool unpacked = streamed && !parts && rows <= rows_to_read;
       if (streamed && !unpacked) pack(q, index / panels_per_head);
       const int tile_vectors = q.vectors * columns();
-      const int most = parts ? Tile::block_rows : unpacked ? 1 : max_rows(tile_vectors);
+      const int most = parts ? Tile::block_rows : unpacked ? int(rows_to_read) : max_rows(tile_vectors);
       const int64_t blocks = (rows + most - 1) / most;
       for (int64_t block = 0; block < blocks; ++block) {
         const int64_t begin = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
@@ -130,11 +130,11 @@ struct Product {
           if constexpr (in_tiles<F>)
             tiles.multiply(int(end - begin), tile_vectors, parts, left.from(begin - row0),
                            {q.weights, Tile::of_block * width * depth()}, q.init, 0, out, tile_vectors * width);
-        } else if (unpacked) {
-          dot(q, index / panels_per_head, operand(begin) + q.operand, out);
         } else {
           for (int64_t b = begin; b < end; ++b) a[b - begin] = operand(b) + q.operand;
-          if (tile_vectors <= max_vectors)
+          if (unpacked)
+            read_once(int(rows), q, index / panels_per_head, a, out);
+          else if (tile_vectors <= max_vectors)
             tile_of<ProductTile, F>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init,
                                                                     out);
           else
@@ -147,7 +147,7 @@ struct Product {
   }
 
  private:
-  static constexpr int64_t rows_to_dot = 4;  // with more rows packing pays
+  static constexpr int64_t rows_to_read = 4;  // with more rows packing pays
 
   // The gates of this product, (gates, units, columns), of a head.
   const F* values(int64_t head) const {
@@ -168,37 +168,53 @@ struct Product {
     }
   }
 
-  // The results of one row from weights that are not packed. The sum over k has as many parts as a vector has lanes.
-  void dot(const Panel<T>& q, int64_t head, const F* a, T* out) const {
+  // The results of a few rows from weights that are not packed: a square of weights is transposed and multiplied at
+  // once. The order of additions is that of ProductTile.
+  void read_once(int rows, const Panel<T>& q, int64_t head, const F* const* a, T* out) const {
+    if (rows == 1) return read_once<1>(q, head, a, out);
+    if (rows == 2) return read_once<2>(q, head, a, out);
+    if (rows == 3) return read_once<3>(q, head, a, out);
+    read_once<4>(q, head, a, out);
+  }
+
+  template <int Rows>
+  void read_once(const Panel<T>& q, int64_t head, const F* const* a, T* out) const {
     using V = Vec<T>;
+    constexpr int64_t most = width * k_pack<F>;
     const int64_t first = q.unit - head * outputs, units = matrix.units, depth = matrix.columns;
-    const F* values = this->values(head);
-    for (int v = 0; v < q.vectors; ++v) {
-      const int64_t unit = first + v * width, last = smaller(units - unit, width) - 1;
-      for (int g = 0; g < gates; ++g) {
-        const F* rows[width];
-        V sums[width];
-        for (int j = 0; j < width; ++j) rows[j] = values + (g * units + unit + smaller(j, last)) * depth;
-        constexpr int together = width < 8 ? width : 8;
-        for (int j0 = 0; j0 < width; j0 += together) {
-          V some[together];
-#pragma GCC unroll 8
-          for (int j = 0; j < together; ++j) some[j] = V(0);
-          for (int64_t k = 0; k < depth; k += width) {
-            const V x = load(a + k, depth - k);
-#pragma GCC unroll 8
-            for (int j = 0; j < together; ++j) some[j] = some[j] + x * load(rows[j0 + j] + k, depth - k);
-          }
-#pragma GCC unroll 8
-          for (int j = 0; j < together; ++j) sums[j0 + j] = some[j];
+    const F* const values = this->values(head);
+    for (int column = 0; column < q.vectors * gates; ++column) {
+      const int g = column % gates;
+      const int64_t unit = first + column / gates * width, lanes = smaller(units - unit, width);
+      const F* const from = values + (g * units + unit) * depth;
+      V start(T(0));
+      if (matrix.bias) start = V::load(matrix.bias + (first_gate + g) * stride + head * units + unit, lanes);
+      RegisterTile<F, Rows, 1> tile;
+      tile.each([&](int, int, V& sum) RNNKERN_INLINE_LAMBDA { sum = has_bf16_dot<F> ? V(0) : start; });
+      int64_t k = 0;
+      if (lanes >= width)
+        for (; k + most <= depth; k += most) {
+          V square[width];
+#pragma GCC unroll 16
+          for (int j = 0; j < width; ++j) square[j] = V::load(reinterpret_cast<const T*>(from + j * depth + k));
+          transpose(square);
+#pragma GCC unroll 16
+          for (int j = 0; j < width; ++j)
+#pragma GCC unroll 4
+            for (int i = 0; i < Rows; ++i)
+              tile.sum[i][0] = add_product(tile.sum[i][0], broadcast(a[i] + k + j * k_pack<F>), factors<F>(square[j]));
         }
-        transpose(sums);
-        for (int size = width / 2; size > 0; size /= 2)
-          for (int j = 0; j < size; ++j) sums[j] = sums[j] + sums[j + size];
-        if (matrix.bias)
-          sums[0] = sums[0] + V::load(matrix.bias + (first_gate + g) * stride + head * units + unit, units - unit);
-        sums[0].store(out + (v * gates + g) * width);
+      for (; k < depth; k += most) {
+        alignas(64) T square[width * width];
+        transpose(from + k, depth, lanes, smaller(depth - k, most), square, width);
+        for (int64_t j = 0; j < most && k + j < depth; j += k_pack<F>)
+          tile.add([&](int i) RNNKERN_INLINE_LAMBDA { return broadcast_of(a[i] + k + j, depth - k - j); },
+                   square + j / k_pack<F> * width);
       }
+      tile.each([&](int i, int, V& sum) RNNKERN_INLINE_LAMBDA {
+        if (has_bf16_dot<F>) sum = sum + start;
+        sum.store(out + (int64_t(i) * q.vectors * gates + column) * width);
+      });
     }
   }
 
