@@ -126,6 +126,10 @@ struct Forward {
   const Progress* below;   // of the problem that produces x at the same time, or null
   Progress* progress;  // of h, for a problem that reads it at the same time, or null; needs split_hidden or one thread
   T* workspace;        // workspace, as many elements as the kernel says
+  // Of a stream, which keeps its workspace from call to call. The layout is that for so many threads, of which all or
+  // some run; 0: for those that run.
+  int layout_team;
+  bool packed;  // the weights are already in the workspace
 };
 
 template <class Float>

@@ -21,13 +21,15 @@ struct ForwardPlan {
   T* unmixed;        // per thread: new states except h, before zoneout
   F *initial, *dropped, *operand, *m;
 
+  // Whether each product with R runs once.
+  static bool once(const Forward<T>& p) { return p.split_hidden && p.steps.count == 1 && !p.layout_team; }
+
   ForwardPlan(const Forward<T>& p, ThreadContext me)
       : chunk(chunk_steps(p, p.below, me.size)),
         workspace{p.workspace},
-        products(p, chunk * p.steps.batch, p.split_hidden && p.steps.count == 1,
-                 p.split_hidden && p.steps.count <= chunk, workspace, me),
-        projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, workspace, nullptr, me, p.parts,
-                   p.steps.batch),
+        products(p, chunk * p.steps.batch, once(p), p.split_hidden && p.steps.count <= chunk && !p.layout_team,
+                 workspace, me),
+        projection(p.weights.W_hr, 0, 1, false, once(p), workspace, nullptr, me, p.parts, p.steps.batch),
         zoneout(p.noise, p.keep, p.cell, p.steps.batch, p.weights, workspace),
         dropout(p.noise, p.steps.batch, p.weights.width, workspace) {
     const CellNumbers& cell = p.cell;
@@ -65,7 +67,7 @@ class ForwardPass {
       : p(p),
         me(me),
         cell(cell_of<Cell>(p)),
-        plan(p, me),
+        plan(p, {me.rank, p.layout_team ? p.layout_team : me.size, nullptr}),
         share(p.steps, p.split_hidden, me),
         hidden(p.weights.hidden),
         width(cell.projected ? p.weights.width : hidden),
@@ -111,13 +113,16 @@ class ForwardPass {
   }
 
   void start() {
-    plan.products.pack(me);
-    plan.projection.pack(me);
-    if (me.rank == 0) clear(plan.zeros, larger(width, hidden));
+    if (!p.packed) {
+      plan.products.pack(me);
+      plan.projection.pack(me);
+      if (me.rank == 0) clear(plan.zeros, larger(width, hidden));
+    }
     const int64_t first = share.copy0, count = share.copy1 - share.copy0;
     for (int s = 0; s < cell.states; ++s) {
       const int64_t row = s ? hidden : width;
-      copy(p.final_state[s] + first * row, p.state[s] + first * row, count * row);
+      if (p.state[s] != p.final_state[s])
+        copy(p.final_state[s] + first * row, p.state[s] + first * row, count * row);
     }
     const T* const h = p.state[0] + first * width;
     for (int half = 0; plan.carried && half < 2; ++half)

@@ -10,52 +10,6 @@
 namespace rnnkern {
 namespace {
 
-// Whether a call's products multiply bfloat16.
-bool multiplies_bfloat16(const Call& call) {
-  return is_built(SimdLevel::avx512_bf16) && call.dtype == ScalarType::BFloat16 &&
-         simd_level() >= SimdLevel::avx512_bf16;
-}
-
-// A cell's kernels for the SIMD level in use.
-template <class T>
-Kernels<T> kernels(const Call& call) {
-  const int cell_id = call.known.cell_id;
-  if constexpr (std::is_same_v<T, float> && is_built(SimdLevel::avx512_bf16))
-    if (multiplies_bfloat16(call)) return kernels_at<device::bfloat16, SimdLevel::avx512_bf16>(cell_id);
-  return at_level_in_use([&]<SimdLevel level>() { return kernels_at<T, level>(cell_id); });
-}
-
-// The bfloat16 parts of the factors of a call's products, or 0: without tiles. Nothing counts that changes if a batch
-// or its computation is divided among threads, or a sequence among calls.
-int parts_in_use(const Call& call) {
-  constexpr int64_t least_rows = 4;  // fewer take as long without tiles
-  if (simd_level() != SimdLevel::amx || call.steps.batch < least_rows) return 0;
-  return call.dtype == ScalarType::BFloat16 ? 1 : call.dtype == ScalarType::Float ? call.parts : 0;
-}
-
-// What the problems of both directions have in common.
-template <class T, class Problem>
-void set_common(Problem& p, const Call& call) {
-  p.cell = call.cell;
-  p.strips = strips<T>(call);
-  p.steps = call.steps;
-  p.parts = parts_in_use(call);
-  p.weights = call.weights<T>();
-  (call.W ? p.x : p.u) = read_rows<T>(call.u);
-  p.u_repeats = call.u_repeats;
-  p.reset = read<bool>(call.reset);
-  p.noise = call.noise;
-  p.keep = call.weights_of_old<T>();
-}
-
-// The last step before a call runs. It converts tensors of `call`, so what results need in the caller's dtype is read
-// before.
-void prepare(Call& call, const char* direction, int64_t parts) {
-  call.set_parts(parts);
-  count_kernel("recurrence/cpu", direction, call.cell.name);
-  widen(call, !multiplies_bfloat16(call));
-}
-
 // A problem that is ready to run, its kernel, its first result (h, or the gradient of u), and a function that returns
 // the operator's results after the run. `call` must outlive it.
 template <class Problem, class Collect>
