@@ -23,6 +23,7 @@ from rnnkern.nn.relational import ESBN, ContextNorm, CoRelNet, Similarity
 from rnnkern.nn.relevancy import MemLSTM, MemRNN, RelLSTM, RelRNN
 from rnnkern.nn.rnn import RNN
 from rnnkern.nn.sab import SABLSTM
+from rnnkern.nn.stream import Stream
 from rnnkern.nn.unitary import UnitaryRNN
 from rnnkern.parametrizations._schur import schur_penalty
 
@@ -30,5 +31,5 @@ __all__ = [
     "ESBN", "EURNN", "GORU", "GRU", "LRU", "LSTM", "RNN", "SABLSTM", "CayleyRNN", "CoRelNet", "ContextNorm",
     "ContinuousRNN", "ExpRNN", "GRUCell", "HeavyBallODE", "HenaffRNN", "HouseholderRNN", "LSTMCell", "MemLSTM",
     "MemRNN", "NeuralODE", "NonNormalRNN", "OrthogonalInitRNN", "RNNCell", "Recurrent",
-    "RelLSTM", "RelRNN", "Similarity", "SpectralRNN", "UnitaryRNN", "orthogonal_penalty", "schur_penalty",
+    "RelLSTM", "RelRNN", "Similarity", "SpectralRNN", "Stream", "UnitaryRNN", "orthogonal_penalty", "schur_penalty",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ Source: Nguyen et al. 2020.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,13 @@ from torch import Tensor
 from rnnkern.nn import autocast
 from rnnkern.ops import linear_scan, moment_filter
 from rnnkern.ops.checks import runs
+
+
+class FilteredInput(NamedTuple):
+    """What a linear filter carries from step to step where it filters the input, of I columns, or I + 1 with a bias."""
+
+    last: Tensor  # (B, columns): Momentum's filtered input of the last step, or NAG's input
+    steps: Tensor  # (B,) int64: the number of steps since the sequence began
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,12 @@ class Filter:
 
     def project(self, x: Tensor, call: dict, reverse: bool) -> tuple[Tensor, dict[str, Any], tuple[Tensor, ...]]:
         """The operator's input and its other arguments for one direction, and the final state of the filter. A linear
-        filter from a state of zeros filters the input instead of the projection."""
+        filter from a state of zeros filters the input instead of the projection; its state may also be a
+        :class:`FilteredInput`, and then the final state is one too."""
         W, b, state = (call.pop(name) for name in ("weight_ih", "bias_ih", "filtered"))
         options = {"batch_sizes": call["batch_sizes"], "reset": call["reset"], "reverse": reverse}
-        if self.linear and not state:
-            x, W, kept = self._prologue(x, W, b, **options)
+        if self.linear and (not state or isinstance(state, FilteredInput)):
+            x, W, kept = self._prologue(x, W, b, state or None, **options)
             return x, call | {"weight_ih": W}, kept
 
         def filtered(x: Tensor, W: Tensor, b: Tensor | None, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -67,12 +75,26 @@ class Filter:
         save_u = autocast.recomputed(lambda *inputs: filtered(*inputs)[0], x, W, b, *state)
         return u, call | {"save_u": save_u}, kept
 
+    def first_input(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> FilteredInput:
+        """The state of zeros of a linear filter, for as many sequences as ``h`` (B, H) has."""
+        columns = weight.shape[1] + (bias is not None)
+        return FilteredInput(h.new_zeros(len(h), columns, dtype=_wide(h)), h.new_zeros(len(h), dtype=torch.int64))
+
+    def moments(self, state: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        """A final state as ``forward`` returns it."""
+        if not isinstance(state, FilteredInput):
+            return state
+        if not self.states:
+            return ()
+        weight = self.s * (weight if bias is None else torch.cat([weight, bias.unsqueeze(1)], dim=1))
+        return (F.linear(state.last, weight.to(state.last.dtype)),)
+
     def _prologue(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, batch_sizes: Tensor | None, reset: Tensor | None,
-        reverse: bool,
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, begun: FilteredInput | None,
+        batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:  # fmt: skip
-        """From a state of zeros: a filtered input and a weight whose product is the filtered projection, and the final
-        state. The bias is one more column, for an input of 1."""
+        """From a state of zeros or ``begun``: a filtered input and a weight whose product is the filtered projection,
+        and the final state. The bias is one more column, for an input of 1."""
         dtype = x.dtype
         x = x.to(_wide(x))
         if bias is not None:
@@ -81,10 +103,14 @@ class Filter:
         weight = self.s * weight
         options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
         if isinstance(self, NAG):
-            factors = _restarting(self.restart_every, x, **options)
-            before = torch.where(factors == 0, x, _step_before(x, batch_sizes, reverse))
-            return (x + factors * (x - before)).to(dtype), weight, ()
-        z, last = linear_scan(x.new_full(x.shape[-1:], self.mu), x, _zeros(x, batch_sizes), **options)
+            factors = _restarting(self.restart_every, x, begun, **options)
+            before = torch.where(factors == 0, x, _step_before(x, begun, batch_sizes, reverse))
+            kept = FilteredInput(torch.cat([begun.last[None], x])[-1], begun.steps + len(x)) if begun else ()
+            return (x + factors * (x - before)).to(dtype), weight, kept
+        first = begun.last if begun else _zeros(x, batch_sizes)
+        z, last = linear_scan(x.new_full(x.shape[-1:], self.mu), x, first, **options)
+        if begun:
+            return z.to(dtype), weight, begun._replace(last=last)
         with torch.autocast(x.device.type, enabled=False):
             return z.to(dtype), weight, (F.linear(last, weight.to(last.dtype)),)
 
@@ -176,10 +202,11 @@ def _zeros(x: Tensor, batch_sizes: Tensor | None) -> Tensor:
     return x.new_zeros(batch, x.shape[-1])
 
 
-def _step_before(x: Tensor, batch_sizes: Tensor | None, reverse: bool) -> Tensor:
+def _step_before(x: Tensor, begun: FilteredInput | None, batch_sizes: Tensor | None, reverse: bool) -> Tensor:
     """For each row, x one step earlier in processing order; the value at the start of a sequence is arbitrary."""
     if batch_sizes is None:
-        return torch.cat([x[1:], x[-1:]] if reverse else [x[:1], x[:-1]])
+        first = begun.last[None] if begun else x[:1]
+        return torch.cat([x[1:], x[-1:]] if reverse else [first[: len(x)], x[:-1]])
     sizes = batch_sizes.to(x.device)
     row, begins = torch.arange(len(x), device=x.device), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     step = torch.repeat_interleave(sizes, output_size=len(x))
@@ -189,7 +216,9 @@ def _step_before(x: Tensor, batch_sizes: Tensor | None, reverse: bool) -> Tensor
     return x[torch.where(step > 0, row - sizes[step - 1], row)]
 
 
-def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool) -> Tensor:
+def _restarting(
+    every: int, u: Tensor, begun: FilteredInput | None, batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool
+) -> Tensor:
     """Nesterov's (k - 1) / (k + 2), shaped like ``u``; k counts 1, 2, ..., ``every`` repeatedly from the start of each
     sequence or episode."""
     steps, batch = u.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
@@ -201,6 +230,6 @@ def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor
     if reset is not None:
         begun = torch.where(reset, done, 0)
         done = done - (begun.flip(0).cummax(0).values.flip(0) if reverse else begun.cummax(0).values)
-    k = done % every + 1
+    k = (done + begun.steps if begun else done) % every + 1
     factors = (k - 1).to(u.dtype) / (k + 2)
     return (factors if batch_sizes is None else factors[alive]).unsqueeze(-1).expand_as(u)

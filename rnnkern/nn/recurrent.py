@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Never
 
 import torch
@@ -15,9 +16,10 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern.nn import autocast
 from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, said_per_layer, shown, spelled
 from rnnkern.nn.filters import Filter
+from rnnkern.nn.stream import LayerByLayer, Packed, Streaming
 from rnnkern.ops import Choice, recurrence
 from rnnkern.ops._recurrence.pair import both
-from rnnkern.ops._recurrence.recurrence import step
+from rnnkern.ops._recurrence.recurrence import choose_kernel, step
 from rnnkern.ops.checks import runs
 
 
@@ -68,7 +70,7 @@ def _normalized_projection(x: Tensor, W: Tensor, gain: Tensor, b: Tensor | None)
     return F.layer_norm(F.linear(x, W), gain.shape, gain, b)
 
 
-class RecurrentBase(Unquantized, RNNBase):
+class RecurrentBase(Streaming, Unquantized, RNNBase):
     """Mixin of the recurrent layers; list it before the torch.nn class. A subclass names its ``_cell``."""
 
     num_heads: int = 1
@@ -246,6 +248,14 @@ class RecurrentBase(Unquantized, RNNBase):
         if stepped is None:
             return None
         return (stepped[0], tuple(stepped[1:])) if lstm else tuple(stepped)
+
+    def _engine(self, x: Tensor) -> LayerByLayer | Packed:
+        """What computes the steps of a stream, for an input like ``x``, (1, B, I)."""
+        calls = list(chain(*self._calls(self._check(x.transpose(0, 1) if self.batch_first else x, None, None))))
+        packs = not self._projects and all(isinstance(call["R"], Tensor) for call in calls)
+        if packs and choose_kernel("recurrence", self._cell, x).implementation == "cpu":
+            return Packed(self, x, calls)
+        return LayerByLayer(self, x, calls)
 
     @torch.no_grad()
     def _choose(self, input: Tensor | PackedSequence, hx: Any = None, reset: Tensor | None = None) -> list[Choice]:

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, shown
 from rnnkern.nn.recurrent import TimeFirst, reset_in_order
+from rnnkern.nn.stream import Streaming, Whole, with_constant_weights
 from rnnkern.ops import Choice
 from rnnkern.ops.dispatch import autocasts
 
@@ -143,7 +144,7 @@ class Layers(Unquantized):
         return f"{self.input_size}, {self.hidden_size}{shown(self, self._plain)}"
 
 
-class SingleLayer(Layers):
+class SingleLayer(Streaming, Layers):
     """One layer in one direction that wraps one operator; its state has a row for each sequence."""
 
     _operator: Callable  # a function of rnnkern.ops that returns (output, state)
@@ -151,6 +152,10 @@ class SingleLayer(Layers):
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
         """Arguments of the operator, with time first and in the order of the packed rows."""
         raise NotImplementedError
+
+    def _engine(self, x: Tensor) -> Whole:
+        """What computes the steps of a stream, for an input like ``x``, (1, B, I)."""
+        return Whole(with_constant_weights(self), x)
 
     @torch.no_grad()
     def _choose(self, input: Tensor | PackedSequence, hx: Any = None, reset: Tensor | None = None) -> list[Choice]:

@@ -18,6 +18,7 @@ from rnnkern.nn.eurnn import layers_inside, said_inside
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst, reset_of_directions
 from rnnkern.nn.single import Layers
+from rnnkern.nn.stream import Streaming, Whole, with_constant_weights
 from rnnkern.ops import Choice, givens_recurrence, recurrence
 
 INITIAL = {"fourier": "uniform", "givens": "uniform", "exp": "haar", "scaled_cayley": "cayley"}
@@ -26,7 +27,7 @@ MAPS = (*INITIAL, "free")
 
 
 @with_options
-class UnitaryRNN(Layers):
+class UnitaryRNN(Streaming, Layers):
     r"""Complex modReLU network with a unitary recurrent weight: uRNN, unitary EURNN, full-capacity uRNN, unitary
     expRNN or scuRNN.
 
@@ -158,6 +159,12 @@ class UnitaryRNN(Layers):
                 finals.append(final if isinstance(final, Tensor) else final[0])
             x = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
         return self._returned(input, x), self._returned_state(input, (torch.stack(finals),))[0]
+
+    def _engine(self, x: Tensor) -> Whole:
+        """What computes the steps of a stream, for an input like ``x``, (1, B, I)."""
+        names = [f"weight_hh_l{layer}" for layer in range(self.num_layers)]
+        inside = any(layers_inside(self, name, self.fused, x, x.shape[1]) for name in names)
+        return Whole(self if inside else with_constant_weights(self), x)
 
     @torch.no_grad()
     def _choose(
