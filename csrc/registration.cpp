@@ -54,11 +54,12 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, Tensor? batch_sizes, Tensor[]? reset, "
       "Tensor[] h, Tensor[] saved, Tensor[] weight_ih, Tensor[]? bias_ih, bool needs_u, bool needs_R, bool needs_bias, "
       "bool needs_weight_ih, bool needs_bias_ih, int bfloat16_parts=0) -> Tensor[]");
-  // A stream has the state and the packed weights of one or more stacked layers; lists as above, layer by layer.
+  // The weights of one or more stacked layers, for streams, which have a state; lists as above, layer by layer.
   m.def(
-      "recurrence_stream(str cell, Tensor x, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, "
+      "recurrence_pack(str cell, Tensor x, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, "
       "Tensor[] weight_ih, Tensor[]? bias_ih, float[]? zoneout=None, int bfloat16_parts=0) -> Tensor");
-  m.def("recurrence_stream_step(Tensor(a!) stream, Tensor x) -> Tensor");
+  m.def("recurrence_stream(Tensor pack) -> Tensor");
+  m.def("recurrence_stream_step(Tensor(a!) stream, Tensor pack, Tensor x) -> Tensor");
   m.def("device_facts(int index) -> str");
   m.def("load_kernel(str header, str type, int device) -> ()");
   // Implemented in Python, in rnnkern/_compiler.py and rnnkern/_extension.py.

@@ -14,12 +14,14 @@ template <class T>
 struct Workspace {
   T* base;
   int64_t used = 0;
+  Workspace* lasting = nullptr;  // what later calls use too is elsewhere
 
   T* alloc(int64_t elements) {
     T* const part = base ? base + used : nullptr;
     used += (elements + 15) / 16 * 16;
     return part;
   }
+  T* alloc_lasting(int64_t elements) { return lasting ? lasting->alloc(elements) : alloc(elements); }
   // Allocates elements of another type; with a ThreadContext, for each thread.
   template <class F, class... Me>
   F* alloc_as(int64_t elements, Me... me) {

@@ -126,10 +126,11 @@ struct Forward {
   const Progress* below;   // of the problem that produces x at the same time, or null
   Progress* progress;  // of h, for a problem that reads it at the same time, or null; needs split_hidden or one thread
   T* workspace;        // workspace, as many elements as the kernel says
-  // Of a stream, which keeps its workspace from call to call. The layout is that for so many threads, of which all or
-  // some run; 0: for those that run.
+  // Packed weights that later calls use too, in a layout for so many threads, of which all or some run. Null and 0: the
+  // call packs them in its workspace.
+  T* packs;
   int layout_team;
-  bool packed;  // the weights are already in the workspace
+  bool packed;  // they are already there
 };
 
 template <class Float>
@@ -174,6 +175,7 @@ struct Backward {
 template <class T>
 struct Kernels {
   Kernel<Forward<T>> forward;
+  int64_t (*packs)(const Forward<T>&, int team);  // the number of elements that lasting packed weights need
   Kernel<Backward<T>> backward;
 };
 

@@ -1,9 +1,10 @@
 """A stream calls a layer step by step: it carries the state, and reads the weights once."""
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Never
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -11,9 +12,10 @@ from torch.nn import Module
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 from torch.utils._pytree import tree_map_only
 
+from rnnkern._extension import bfloat16_parts
 from rnnkern.nn.filters import FilteredInput
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.stream import packed
+from rnnkern.ops._recurrence.stream import pack, stream
 from rnnkern.ops.dispatch import no_autocast
 
 
@@ -62,7 +64,10 @@ class Stream:
             x = like.new_zeros(1, self._batch_size, self._layer.input_size, dtype=like.dtype.to_real())
             for hook in self._layer._forward_pre_hooks.values():  # some compute weights
                 hook(self._layer, (x.transpose(0, 1) if self._layer.batch_first else x,))
-            made = self._layer._engine(x)
+            # The tensors are held, so no other has the same id.
+            made = self._layer._engine(
+                x, tuple((id(seen), version, address) for _, _, seen, version, address in self._seen)
+            )
             if type(made) is type(self._engine):
                 made.carry_on(self._engine)
             elif self._engine is not None:
@@ -168,12 +173,21 @@ class Streaming:
         return Stream(self, batch_size)
 
 
+_packs: WeakKeyDictionary[Module, WeakValueDictionary[Hashable, Tensor]] = WeakKeyDictionary()
+"""For each layer the packed weights that its streams share, by what they depend on."""
+
+
 class Packed:
     """Steps of recurrent layers by one operator, which holds packed weights and the states."""
 
-    def __init__(self, layer: Module, x: Tensor, calls: list[dict[str, Any]]) -> None:
+    def __init__(self, layer: Module, x: Tensor, calls: list[dict[str, Any]], weights: Hashable) -> None:
         self._layer, self._x = layer, x
-        step, self._states = packed(layer._cell, x, calls)
+        packs = _packs.setdefault(layer, WeakValueDictionary())
+        key = weights, layer._cell, x.shape, torch.get_num_threads(), bfloat16_parts()
+        packed = packs.get(key)
+        if packed is None:
+            packs[key] = packed = pack(layer._cell, x, calls)
+        step, self._states = stream(packed, [state.shape for call in calls for state in call["state"]])
         self.advance = step
         if layer.batch_first:
             self.advance = lambda x: step(x.transpose(0, 1)).transpose(0, 1) if x.dim() == 3 else step(x)

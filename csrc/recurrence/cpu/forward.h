@@ -11,7 +11,7 @@ struct ForwardPlan {
   using T = Arithmetic<F>;
 
   int64_t chunk;  // number of steps that are projected together
-  Workspace<T> workspace;
+  Workspace<T> packs, workspace;
   StepProducts<F> products;
   Product<F> projection;
   Zoneouts<T> zoneout;
@@ -26,7 +26,8 @@ struct ForwardPlan {
 
   ForwardPlan(const Forward<T>& p, ThreadContext me)
       : chunk(chunk_steps(p, p.below, me.size)),
-        workspace{p.workspace},
+        packs{p.packs},
+        workspace{p.workspace, 0, p.layout_team ? &packs : nullptr},
         products(p, chunk * p.steps.batch, once(p), p.split_hidden && p.steps.count <= chunk && !p.layout_team,
                  workspace, me),
         projection(p.weights.W_hr, 0, 1, false, once(p), workspace, nullptr, me, p.parts, p.steps.batch),
@@ -34,7 +35,7 @@ struct ForwardPlan {
         dropout(p.noise, p.steps.batch, p.weights.width, workspace) {
     const CellNumbers& cell = p.cell;
     const int64_t hidden = p.weights.hidden, batch = p.steps.batch, state_size = batch * p.weights.width;
-    zeros = workspace.alloc(larger(p.weights.width, hidden));
+    zeros = workspace.alloc_lasting(larger(p.weights.width, hidden));
     initial = has_bf16_dot<F> ? workspace.template alloc_as<F>(state_size) : nullptr;
     dropped = p.noise.dropout > 0 ? workspace.template alloc_as<F>(2 * state_size) : nullptr;  // like `carried`
     operand = cell.two_products() ? workspace.template alloc_as<F>(batch * hidden) : nullptr;
@@ -54,6 +55,11 @@ struct ForwardPlan {
 template <class F>
 int64_t forward_workspace(const Forward<Arithmetic<F>>& p, int team) {
   return ForwardPlan<F>(p, ThreadContext{0, team, nullptr}).workspace.used;
+}
+
+template <class F>
+int64_t forward_packs(const Forward<Arithmetic<F>>& p, int team) {
+  return ForwardPlan<F>(p, ThreadContext{0, team, nullptr}).packs.used;
 }
 
 // What one thread does.

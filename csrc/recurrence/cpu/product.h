@@ -67,8 +67,8 @@ struct Product {
     length = !transposed ? matrix.columns : matrix.heads == 1 ? gates * matrix.units : matrix.units;
     if (!matrix.values || !gates) return;
     const int64_t lanes = (streamed ? larger(max_vectors, columns()) : matrix.heads * vectors * columns()) * width;
-    packed = streamed ? workspace.alloc(lanes * depth(), me) : workspace.alloc(lanes * depth());
-    init = streamed ? workspace.alloc(lanes, me) : workspace.alloc(lanes);
+    packed = streamed ? workspace.alloc(lanes * depth(), me) : workspace.alloc_lasting(lanes * depth());
+    init = streamed ? workspace.alloc(lanes, me) : workspace.alloc_lasting(lanes);
     if (this->parts) copies = reinterpret_cast<bfloat16*>(workspace.alloc(rows * depth(), me));
   }
 
