@@ -1,6 +1,6 @@
 """The base class of the recurrent layers puts the parameters and checks of torch.nn around calls of the operator."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Never
@@ -249,12 +249,12 @@ class RecurrentBase(Streaming, Unquantized, RNNBase):
             return None
         return (stepped[0], tuple(stepped[1:])) if lstm else tuple(stepped)
 
-    def _engine(self, x: Tensor, weights: Hashable) -> LayerByLayer | Packed:
-        """What computes the steps of a stream, for an input like ``x``, (1, B, I). ``weights`` tells weights apart."""
+    def _engine(self, x: Tensor) -> LayerByLayer | Packed:
+        """What computes the steps of a stream, for an input like ``x``, (1, B, I)."""
         calls = list(chain(*self._calls(self._check(x.transpose(0, 1) if self.batch_first else x, None, None))))
         packs = not self._projects and all(isinstance(call["R"], Tensor) for call in calls)
         if packs and choose_kernel("recurrence", self._cell, x).implementation == "cpu":
-            return Packed(self, x, calls, weights)
+            return Packed(self, x, calls)
         return LayerByLayer(self, x, calls)
 
     @torch.no_grad()

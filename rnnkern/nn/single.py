@@ -1,6 +1,6 @@
 """Base classes of layers that torch.nn lacks check options, and convert input and state for the operators."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -153,8 +153,8 @@ class SingleLayer(Streaming, Layers):
         """Arguments of the operator, with time first and in the order of the packed rows."""
         raise NotImplementedError
 
-    def _engine(self, x: Tensor, weights: Hashable) -> Whole:
-        """What computes the steps of a stream, for an input like ``x``, (1, B, I). ``weights`` tells weights apart."""
+    def _engine(self, x: Tensor) -> Whole:
+        """What computes the steps of a stream, for an input like ``x``, (1, B, I)."""
         return Whole(with_constant_weights(self), x)
 
     @torch.no_grad()

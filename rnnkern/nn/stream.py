@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from rnnkern._extension import bfloat16_parts
 from rnnkern.nn.filters import FilteredInput
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.stream import pack, stream
+from rnnkern.ops._recurrence.stream import Pack
 from rnnkern.ops.dispatch import no_autocast
 
 
@@ -64,10 +64,7 @@ class Stream:
             x = like.new_zeros(1, self._batch_size, self._layer.input_size, dtype=like.dtype.to_real())
             for hook in self._layer._forward_pre_hooks.values():  # some compute weights
                 hook(self._layer, (x.transpose(0, 1) if self._layer.batch_first else x,))
-            # The tensors are held, so no other has the same id.
-            made = self._layer._engine(
-                x, tuple((id(seen), version, address) for _, _, seen, version, address in self._seen)
-            )
+            made = self._layer._engine(x)
             if type(made) is type(self._engine):
                 made.carry_on(self._engine)
             elif self._engine is not None:
@@ -173,21 +170,22 @@ class Streaming:
         return Stream(self, batch_size)
 
 
-_packs: WeakKeyDictionary[Module, WeakValueDictionary[Hashable, Tensor]] = WeakKeyDictionary()
-"""For each layer the packed weights that its streams share, by what they depend on."""
+_packs: WeakKeyDictionary[Module, WeakValueDictionary[Hashable, Pack]] = WeakKeyDictionary()
+"""For each layer the packed weights that its streams share, by what they depend on besides the weights."""
 
 
 class Packed:
     """Steps of recurrent layers by one operator, which holds packed weights and the states."""
 
-    def __init__(self, layer: Module, x: Tensor, calls: list[dict[str, Any]], weights: Hashable) -> None:
+    def __init__(self, layer: Module, x: Tensor, calls: list[dict[str, Any]]) -> None:
         self._layer, self._x = layer, x
         packs = _packs.setdefault(layer, WeakValueDictionary())
-        key = weights, layer._cell, x.shape, torch.get_num_threads(), bfloat16_parts()
-        packed = packs.get(key)
-        if packed is None:
-            packs[key] = packed = pack(layer._cell, x, calls)
-        step, self._states = stream(packed, [state.shape for call in calls for state in call["state"]])
+        key = layer._cell, layer.zoneout, x.shape, x.dtype, torch.get_num_threads(), bfloat16_parts()
+        pack = packs.get(key)
+        if pack is None or not pack.is_of(calls):
+            packs[key] = pack = Pack(layer._cell, x, calls)
+        self._pack = pack  # `packs` does not keep it
+        step, self._states = pack.stream()
         self.advance = step
         if layer.batch_first:
             self.advance = lambda x: step(x.transpose(0, 1)).transpose(0, 1) if x.dim() == 3 else step(x)

@@ -1,6 +1,6 @@
 """UnitaryRNN is a complex Elman network whose recurrent weight stays unitary."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, ClassVar, Never
 
 import torch
@@ -160,8 +160,8 @@ class UnitaryRNN(Streaming, Layers):
             x = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
         return self._returned(input, x), self._returned_state(input, (torch.stack(finals),))[0]
 
-    def _engine(self, x: Tensor, weights: Hashable) -> Whole:
-        """What computes the steps of a stream, for an input like ``x``, (1, B, I). ``weights`` tells weights apart."""
+    def _engine(self, x: Tensor) -> Whole:
+        """What computes the steps of a stream, for an input like ``x``, (1, B, I)."""
         names = [f"weight_hh_l{layer}" for layer in range(self.num_layers)]
         inside = any(layers_inside(self, name, self.fused, x, x.shape[1]) for name in names)
         return Whole(self if inside else with_constant_weights(self), x)

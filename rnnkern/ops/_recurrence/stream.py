@@ -17,7 +17,10 @@ HEAD = 128
 _operators = torch.ops.rnnkern
 
 
-def pack(cell: str, x: Tensor, layers: Sequence[dict[str, Any]]) -> Tensor:
+WEIGHTS = ("R", "weight_ih", "bias", "bias_ih", "params")
+
+
+class Pack:
     """The packed weights of stacked layers, which any number of streams can share.
 
     Args:
@@ -26,31 +29,40 @@ def pack(cell: str, x: Tensor, layers: Sequence[dict[str, Any]]) -> Tensor:
         layers: for each layer the arguments of :func:`rnnkern.ops.recurrence`: ``R``, ``state``, ``bias``, ``params``,
             ``weight_ih``, ``bias_ih`` and ``zoneout``. The states tell their shapes, (B, H).
     """
-    R, weight_ih, bias, bias_ih = (
-        [layer[name] for layer in layers if layer[name] is not None] for name in ("R", "weight_ih", "bias", "bias_ih")
-    )
-    states, params = ([x for layer in layers for x in layer[name]] for name in ("state", "params"))
-    rates, _ = noise(layers[0].get("zoneout", 0.0), 0.0, None, len(layers[0]["state"]), x)
-    zoneout, parts = operator_rates(rates)[0], _extension.bfloat16_parts()
-    return _operators.recurrence_pack.default(
-        cell, x, R, states, bias or None, params or None, weight_ih, bias_ih or None, zoneout, parts
-    )
+
+    def __init__(self, cell: str, x: Tensor, layers: Sequence[dict[str, Any]]) -> None:
+        R, weight_ih, bias, bias_ih, params = (_listed(layers, name) for name in WEIGHTS)
+        states = _listed(layers, "state")
+        rates, _ = noise(layers[0].get("zoneout", 0.0), 0.0, None, len(layers[0]["state"]), x)
+        zoneout, parts = operator_rates(rates)[0], _extension.bfloat16_parts()
+        self._memory = _operators.recurrence_pack.default(
+            cell, x, R, states, bias or None, params or None, weight_ih, bias_ih or None, zoneout, parts
+        )
+        self._shapes = [state.shape for state in states]
+        self._weights = [weight.clone() for name in WEIGHTS for weight in _listed(layers, name)]
+
+    def is_of(self, layers: Sequence[dict[str, Any]]) -> bool:
+        """Whether the weights still have the values that were packed."""
+        now = [weight for name in WEIGHTS for weight in _listed(layers, name)]
+        return len(now) == len(self._weights) and all(map(torch.equal, now, self._weights))
+
+    def stream(self) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
+        """A new stream.
+
+        Returns:
+            A function that computes the next step from x (B, I), or the next steps from (T, B, I), without gradients;
+            and the states of all layers, now zeros, which it reads and writes: float64, or float32 for all other
+            dtypes.
+        """
+        memory = _operators.recurrence_stream.default(self._memory)
+        states, at = [], HEAD // memory.element_size()
+        for shape in self._shapes:
+            states.append(memory[at : at + shape.numel()].view(shape))
+            at += shape.numel()
+        return partial(_operators.recurrence_stream_step.default, memory, self._memory), states
 
 
-def stream(pack: Tensor, shapes: Sequence[torch.Size]) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
-    """A stream, from states of zeros.
-
-    Args:
-        pack: what :func:`pack` returned.
-        shapes: the shapes of the states of all layers, in order.
-
-    Returns:
-        A function that computes the next step from x (B, I), or the next steps from (T, B, I), without gradients; and
-        the states, which it reads and writes: float64, or float32 for all other dtypes.
-    """
-    memory = _operators.recurrence_stream.default(pack)
-    states, at = [], HEAD // memory.element_size()
-    for shape in shapes:
-        states.append(memory[at : at + shape.numel()].view(shape))
-        at += shape.numel()
-    return partial(_operators.recurrence_stream_step.default, memory, pack), states
+def _listed(layers: Sequence[dict[str, Any]], name: str) -> list[Tensor]:
+    """The tensors with a name of all layers."""
+    found = [layer[name] for layer in layers if layer[name] is not None]
+    return [x for given in found for x in (given if isinstance(given, (tuple, list)) else (given,))]
