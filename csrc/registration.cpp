@@ -54,6 +54,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, Tensor? batch_sizes, Tensor[]? reset, "
       "Tensor[] h, Tensor[] saved, Tensor[] weight_ih, Tensor[]? bias_ih, bool needs_u, bool needs_R, bool needs_bias, "
       "bool needs_weight_ih, bool needs_bias_ih, int bfloat16_parts=0) -> Tensor[]");
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   m.def("device_facts(int index) -> str");
   m.def("load_kernel(str header, str type, int device) -> ()");
   // Implemented in Python, in rnnkern/_compiler.py and rnnkern/_extension.py.
