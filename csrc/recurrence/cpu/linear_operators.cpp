@@ -25,7 +25,6 @@ Tensor linear_cpu(Tensor x, Tensor weight, OptionalTensor bias) {
       bias ? copy(y, *bias) : fill_zero(y);
       return y;
     }
-    count_kernel("linear/cpu", "forward", x);
     x = dense(x), weight = dense(weight);
     if (bias) bias = dense(*bias);
     const int64_t rows = x.numel() / inputs;
