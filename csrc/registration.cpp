@@ -60,6 +60,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor[] weight_ih, Tensor[]? bias_ih, float[]? zoneout=None, int bfloat16_parts=0) -> Tensor");
   m.def("recurrence_stream(Tensor pack) -> Tensor");
   m.def("recurrence_stream_step(Tensor(a!) stream, Tensor pack, Tensor x) -> Tensor");
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   m.def("device_facts(int index) -> str");
   m.def("load_kernel(str header, str type, int device) -> ()");
   // Implemented in Python, in rnnkern/_compiler.py and rnnkern/_extension.py.

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_map_only
 
 from python_tests.samples import layers as table
+from rnnkern import _extension
 
 T, B, CUT = 8, 3, 4
 LENGTHS = [5, 8, 6]
@@ -222,6 +223,26 @@ def test_arguments_that_are_not_contiguous(name):
     plain = lambda s: s.detach().contiguous().requires_grad_()  # noqa: E731
     actual, wanted = (table.values_and_gradients(module, form(x), mapped(state, form)) for form in (spread, plain))
     torch.testing.assert_close(actual, wanted, **CLOSE)
+
+
+IN_PIECES = [name for name in table.SEQUENCES if not name.endswith(("momentum", "NAG"))]
+"""Those filters are applied to the input of a whole sequence, but to the projections of later pieces."""
+
+
+@pytest.mark.skipif(not _extension.available, reason="the reference's bits depend on the number of rows")
+@pytest.mark.parametrize("name", IN_PIECES)
+@torch.no_grad()
+def test_a_sequence_has_the_bits_of_its_pieces(name):
+    module = table.moved(name, **({"num_layers": 2} if table.takes(name, "num_layers") else {}))
+    x = torch.randn(30, 2, table.INPUT_SIZE)
+    whole = module(x)
+    for cuts in ([1] * 30, [17, 13], [1, 2, 6, 21]):
+        outputs, state = [], None
+        for piece in x.split(cuts):
+            output, state = module(piece, state)
+            outputs.append(output)
+        assert torch.equal(torch.cat(outputs), whole[0])
+        torch.testing.assert_close(state, whole[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("grad", [True, False])

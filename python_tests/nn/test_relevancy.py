@@ -13,6 +13,7 @@ from python_tests.samples.layers import HIDDEN_SIZE, INPUT_SIZE, SEQUENCES
 from rnnkern import parametrizations, reference
 from rnnkern.nn import SABLSTM, MemRNN, RelLSTM, RelRNN
 from rnnkern.ops import sab_recurrence
+from rnnkern.ops._recurrence.linear import linear
 from rnnkern.testing import assert_close_over_draws
 
 T, B, I, N = 9, 3, INPUT_SIZE, HIDDEN_SIZE  # noqa: E741
@@ -208,7 +209,7 @@ def test_it_is_the_operator_over_a_projection(alignment):
     weights = [module.weight_score_l0]
     if alignment == "mlp":
         weights.insert(0, module.weight_alignment_l0)
-    u = torch.nn.functional.linear(x, module.weight_ih_l0, module.bias_ih_l0)
+    u = linear(x, module.weight_ih_l0, module.bias_ih_l0)
     zeros = x.new_zeros(B, N)
     wanted, end = sab_recurrence(
         u, module.weight_hh_l0, (zeros, zeros), weights, top_k=2, attend_every=2, truncation=3, alignment=alignment

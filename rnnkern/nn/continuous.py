@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, ClassVar, Never
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
@@ -17,6 +16,7 @@ from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import in_time_order
 from rnnkern.nn.single import SingleLayer, check_positive, empty_parameter, uniform_
 from rnnkern.ops import linear_scan, recurrence
+from rnnkern.ops._recurrence.linear import linear
 from rnnkern.ops.checks import runs
 
 NONLINEARITIES, METHODS = ("tanh", "identity"), ("euler", "adams")
@@ -152,14 +152,14 @@ class ContinuousRNN(SingleLayer):
         if self.nonlinearity == "identity":
             factors, integrals = parametrizations.zero_order_hold(W, self.dt if gaps is None else gaps)
             if gaps is None:
-                u = F.linear(x, integrals[:, None] * U, None if b is None else integrals * b)
+                u = linear(x, integrals[:, None] * U, None if b is None else integrals * b)
             else:
-                u = integrals * F.linear(x, U, b)
+                u = integrals * linear(x, U, b)
             return (factors, u.to(self._dtype), *states), options
         if adams and len(states) == 1:
             states = (*states, self._first_derivative(x, *states, batch_sizes))
         if gaps is not None:
-            u = F.linear(x, U, b)
+            u = linear(x, U, b)
             u = torch.cat([u, (gaps / self.steps).to(u.dtype).expand_as(u)], -1)
             if self.steps > 1:
                 u, options = _each_repeated(u, self.steps, **options)
@@ -191,7 +191,7 @@ class ContinuousRNN(SingleLayer):
         if not len(x):
             return torch.zeros_like(h)
         first = x[0] if batch_sizes is None else x[: len(h)]
-        return torch.tanh(F.linear(first, self.weight_ih_l0, self.bias_ih_l0) + F.linear(h, self.weight_hh_l0))
+        return torch.tanh(linear(first, self.weight_ih_l0, self.bias_ih_l0) + linear(h, self.weight_hh_l0))
 
 
 def _each_repeated(

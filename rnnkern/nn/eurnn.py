@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.utils import parametrize
@@ -16,6 +15,7 @@ from rnnkern.nn.orthogonal import _OrthogonalRNN
 from rnnkern.nn.recurrent import TimeFirst
 from rnnkern.ops import Choice, givens_recurrence, recurrence
 from rnnkern.ops._orthogonal.givens_recurrence import DTYPES, pays
+from rnnkern.ops._recurrence.linear import linear
 from rnnkern.ops.dispatch import autocasts
 from rnnkern.parametrizations._factors import Givens
 from rnnkern.parametrizations._unitary import ComplexGivens
@@ -102,7 +102,7 @@ class EURNN(_OrthogonalRNN):
         results = []
         for call, reverse in zip(calls, (False, True), strict=False):
             bias = None if call["bias_ih"] is None else call["bias_ih"] + call["bias"]
-            h = F.linear(x, call["weight_ih"], bias)
+            h = linear(x, call["weight_ih"], bias)
             options = {name: call[name] for name in ("batch_sizes", "reset")} | {"reverse": reverse}
             options |= call["R"] | {"state": call["state"][0], "modrelu_bias": call["params"][0]}
             if one is recurrence:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rnnkern.nn import autocast
 from rnnkern.ops import linear_scan, moment_filter
+from rnnkern.ops._recurrence.linear import linear
 from rnnkern.ops.checks import runs
 
 
@@ -69,7 +70,7 @@ class Filter:
             return x, call | {"weight_ih": W}, kept
 
         def filtered(x: Tensor, W: Tensor, b: Tensor | None, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-            return self(F.linear(x, W, b), state, **options)
+            return self(linear(x, W, b), state, **options)
 
         u, kept = filtered(x, W, b, *state)
         save_u = autocast.recomputed(lambda *inputs: filtered(*inputs)[0], x, W, b, *state)

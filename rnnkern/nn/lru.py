@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, ClassVar, Never
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import init
@@ -16,6 +15,7 @@ from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst
 from rnnkern.nn.single import SingleLayer, empty_parameter
 from rnnkern.ops import linear_scan
+from rnnkern.ops._recurrence.linear import linear
 
 DTYPES = (torch.float32, torch.float64)
 LEAST = 2.0**-24
@@ -131,10 +131,11 @@ class LRU(SingleLayer):
         sequence = self._sequence(input, hx, reset)
         args, options = self._arguments(sequence)
         (h, last), x = self._operator(*args, **options), sequence.x
-        shape, h = x.shape[:-1], torch.view_as_real(h).flatten(-2)  # (..., 2N), real and imaginary part side by side
+        h = torch.view_as_real(h).flatten(-2)  # (..., 2N), real and imaginary part side by side
         C = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(-2)
-        skip = x * self.D if self.D.dim() == 1 else F.linear(x, self.D)
-        output = torch.addmm(skip.flatten(0, -2), h.flatten(0, -2), C.mT).unflatten(0, shape)
+        skip = x * self.D if self.D.dim() == 1 else linear(x, self.D)
+        output = linear(h, C)
+        output = output + skip.to(output.dtype)  # under autocast x * D has the wider dtype
         return self._returned(input, output), self._returned_state(input, (last,))[0]
 
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
@@ -147,7 +148,7 @@ class LRU(SingleLayer):
         x, (h0,), batch_sizes, reset = sequence
         gamma = (-torch.expm1(-2 * self.nu_log.exp())).sqrt()  # 1 - |lambda|^2 without cancellation
         B = (gamma[:, None, None] * self.B).transpose(1, 2).flatten(0, 1)  # (2N, I): one real product
-        u = torch.view_as_complex(F.linear(x, B).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
+        u = torch.view_as_complex(linear(x, B).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
         return (self.eigenvalues(), u, h0), {"batch_sizes": batch_sizes, "reset": reset}
 
     def _apply(self, fn, recurse=True):

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, ClassVar, Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, init
 from torch.nn.utils import parametrize
@@ -14,6 +13,7 @@ from rnnkern import parametrizations
 from rnnkern.nn import autocast
 from rnnkern.nn.options import ExpRNNOptions, LayerOptions, RebasedOptions, RNNOptions, with_options
 from rnnkern.nn.rnn import RNN
+from rnnkern.ops._recurrence.linear import linear
 
 INPUT_NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda x: x}
 """Functions of the projected input of :class:`HenaffRNN`."""
@@ -307,7 +307,7 @@ class HenaffRNN(OrthogonalInitRNN):
 
     def _projected(self, x: Tensor, call: dict, reverse: bool) -> tuple[Tensor, dict[str, Any], tuple[Tensor, ...]]:
         def project(*inputs):
-            return INPUT_NONLINEARITIES[self.input_nonlinearity](F.linear(*inputs))
+            return INPUT_NONLINEARITIES[self.input_nonlinearity](linear(*inputs))
 
         inputs = x, call.pop("weight_ih"), call.pop("bias_ih")
         return project(*inputs), call | {"save_u": autocast.recomputed(project, *inputs)}, ()

@@ -18,6 +18,7 @@ from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, said_per_layer, s
 from rnnkern.nn.filters import Filter
 from rnnkern.nn.stream import LayerByLayer, Packed, Streaming
 from rnnkern.ops import Choice, recurrence
+from rnnkern.ops._recurrence.linear import linear
 from rnnkern.ops._recurrence.pair import both
 from rnnkern.ops._recurrence.recurrence import choose_kernel, step
 from rnnkern.ops.checks import runs
@@ -67,7 +68,7 @@ def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tenso
 
 
 def _normalized_projection(x: Tensor, W: Tensor, gain: Tensor, b: Tensor | None) -> Tensor:
-    return F.layer_norm(F.linear(x, W), gain.shape, gain, b)
+    return F.layer_norm(linear(x, W), gain.shape, gain, b)
 
 
 class RecurrentBase(Streaming, Unquantized, RNNBase):

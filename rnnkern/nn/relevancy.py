@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, ClassVar, Never, Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import init
 from torch.nn.utils import parametrize
@@ -16,6 +15,7 @@ from rnnkern.nn import autocast
 from rnnkern.nn.options import MemoryOptions, RelevancyOptions, with_options
 from rnnkern.nn.single import Attending, empty_parameter, state_like, uniform_, without_layers
 from rnnkern.ops import RelevancyState, relevancy_recurrence
+from rnnkern.ops._recurrence.linear import linear
 from rnnkern.ops._relevancy.relevancy import CHOICES
 from rnnkern.reference import RelevancyMemory
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
@@ -175,13 +175,13 @@ class Relevancy(Attending):
         bias = () if self.modrelu_bias_l0 is None else (self.modrelu_bias_l0,)
         call = {"W": self.weight_ih_l0, "bias": self.bias_ih_l0, "R": self.weight_hh_l0}
         x, call = autocast.cast(x, call | {"attention": attention, "params": bias})
-        u = F.linear(x, call["W"], call["bias"])
+        u = linear(x, call["W"], call["bias"])
         sizes = {"buffer_size": self.buffer_size, "relevant_size": self.relevant_size}
         options = {name: getattr(self, name) for name in CHOICES}
         if self.alignment == "scaled_dot":
             options["alignment"] = "dot"
         if self.weight_screen_l0 is not None:
-            scores = x @ self.weight_screen_l0.to(x.dtype)
+            scores = linear(x, self.weight_screen_l0.to(x.dtype).unsqueeze(0)).squeeze(-1)
             if batch_sizes is not None:
                 scores, _ = pad_packed_sequence(PackedSequence(scores, batch_sizes))
             options["relevance"] = scores.to(u.dtype)

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, ClassVar, Never
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence
@@ -14,6 +13,7 @@ from rnnkern.nn import autocast
 from rnnkern.nn.options import with_options
 from rnnkern.nn.single import Attending, empty_parameter, state_like, uniform_, without_layers
 from rnnkern.ops import SABState, sab_recurrence
+from rnnkern.ops._recurrence.linear import linear
 from rnnkern.ops._relevancy.sab import ALIGNMENTS
 from rnnkern.reference import SABMemory
 
@@ -138,7 +138,7 @@ class SABLSTM(Attending):
         attention = attention[attention[0] is None :]
         call = {"W": self.weight_ih_l0, "bias": self.bias_ih_l0, "R": self.weight_hh_l0, "attention": attention}
         x, call = autocast.cast(x, call)
-        u = F.linear(x, call["W"], call["bias"])
+        u = linear(x, call["W"], call["bias"])
         options = {name: getattr(self, name) for name in ("top_k", "attend_every", "truncation", "alignment")}
         options |= {"batch_sizes": batch_sizes, "reset": reset}
         return (u, call["R"], state_like(state, u), call["attention"]), options

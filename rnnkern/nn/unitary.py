@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Never
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import Parameter
@@ -20,6 +19,7 @@ from rnnkern.nn.recurrent import TimeFirst, reset_of_directions
 from rnnkern.nn.single import Layers
 from rnnkern.nn.stream import Streaming, Whole, with_constant_weights
 from rnnkern.ops import Choice, givens_recurrence, recurrence
+from rnnkern.ops._recurrence.linear import linear
 
 INITIAL = {"fourier": "uniform", "givens": "uniform", "exp": "haar", "scaled_cayley": "cayley"}
 """Maps of :func:`rnnkern.parametrizations.unitary`, each with the default of ``init``."""
@@ -201,7 +201,7 @@ class UnitaryRNN(Streaming, Layers):
         return calls
 
     def _projection(self, x: Tensor, W: Tensor) -> Tensor:
-        return torch.view_as_complex(F.linear(x, W).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
+        return torch.view_as_complex(linear(x, W).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
 
     def _state_shape(self, batch: int | None) -> tuple[int, ...]:
         return (self.num_layers * len(self._directions), *super()._state_shape(batch))

@@ -90,6 +90,7 @@ FORMULAS: dict[str, Callable[[SimpleNamespace], int]] = {
     "recurrence_backward": _recurrence_backward,
     "recurrence_tangent": lambda a: len(a.tangents[0]) * _rows(a.h) * (a.R.numel() + _projection(a)),
     "recurrence_pair": _recurrence,
+    "linear": lambda a: _rows(a.x) * a.weight.numel(),
     "recurrence_pair_backward": _recurrence_pair_backward,
     "relevancy_recurrence": _relevancy,
     "relevancy_recurrence_backward": lambda a: _relevancy(a, backward=True),

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rnnkern import _extension, reference
@@ -18,6 +17,7 @@ from rnnkern.ops._recurrence.autograd import (
 )
 from rnnkern.ops._recurrence.checks import COMPLEX, check, noise
 from rnnkern.ops._recurrence.complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
+from rnnkern.ops._recurrence.linear import linear
 from rnnkern.ops.differentiable import can_hand_out, needs_derivatives, transformed
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, forced, operator, told
 from rnnkern.reference._recurrence import cell_of
@@ -242,7 +242,7 @@ def _projects_outside(x: Tensor, weight_ih: Tensor) -> bool:
 
 def _projected(x: Tensor, weight_ih: Tensor, bias_ih: Tensor | None) -> tuple[Tensor, Recomputed]:
     """u, and how second derivatives recompute it from the input."""
-    return F.linear(x, weight_ih, bias_ih), Recomputed(F.linear, (x, weight_ih, bias_ih))
+    return linear(x, weight_ih, bias_ih), Recomputed(linear, (x, weight_ih, bias_ih))
 
 
 def _then(function: Callable[[Tensor], Tensor], save_u: bool | Recomputed) -> bool | Recomputed:
