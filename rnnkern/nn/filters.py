@@ -229,8 +229,8 @@ def _restarting(
         alive = runs(batch_sizes, u.device)
     done = alive.sum(0) - 1 - t if reverse else t.expand(steps, batch)  # number of earlier steps of the sequence
     if reset is not None:
-        begun = torch.where(reset, done, 0)
-        done = done - (begun.flip(0).cummax(0).values.flip(0) if reverse else begun.cummax(0).values)
+        first = torch.where(reset, done, 0)
+        done = done - (first.flip(0).cummax(0).values.flip(0) if reverse else first.cummax(0).values)
     k = (done + begun.steps if begun else done) % every + 1
     factors = (k - 1).to(u.dtype) / (k + 2)
     return (factors if batch_sizes is None else factors[alive]).unsqueeze(-1).expand_as(u)
