@@ -23,6 +23,7 @@ NORMS = named("float64_agrees and layer_norm")
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
 STEPS = named("values_and_gradients and -1-", "python_tests/ops/test_steps.py")
+STREAMS = named("wide_layers or enough_work or change or counted", "python_tests/nn/test_stream.py")
 BOTH = named("the_bits", "python_tests/ops/test_pair.py")
 BOUNDED = named("above_what_its_scheme_serves and 33", "python_tests/ops/test_skew_bound.py")
 EIGENVALUES = named("keeps_its_bounds and 33", "python_tests/ops/test_skew_exp.py")
@@ -201,8 +202,13 @@ MUTANTS = [
            "where the second product's gates begin, backwards", values("gru_reset_before")),
     Mutant("recurrence/cpu/product.h", "smaller(last * width, outputs) - first * width",
            "smaller(last * width, outputs - 1) - first * width", "a panel's last unit", values("tanh")),
-    Mutant("recurrence/cpu/product.h", "size = width / 2; size > 0", "size = width / 2; size > 1",
-           "half of a sum over lanes", STEPS),
+    Mutant("recurrence/cpu/product.h", "broadcast(a[i] + k + j * k_pack<F>)", "broadcast(a[0] + k + j * k_pack<F>)",
+           "the rows that weights are read once for", STREAMS),
+    Mutant("recurrence/cpu/forward.h", "p.layout_team ? p.layout_team : me.size", "me.size",
+           "the layout of packed weights that fewer threads read", STREAMS),
+    Mutant("rnnkern/ops/_recurrence/stream.py", "or not pack.is_of(layers)", "", "that packed weights are the layer's",
+           STREAMS),
+    Mutant("rnnkern/nn/stream.py", "or seen._version != version", "", "that weights have changed in place", STREAMS),
     Mutant("recurrence/cpu/forward.h", "now.h.is_reset(b) ? plan.zeros : state", "state", "the reset of c",
            values("lstm")),
     Mutant("recurrence/cpu/forward.h", "plan.carried + next", "plan.carried + before",

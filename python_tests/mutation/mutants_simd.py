@@ -70,7 +70,7 @@ SIMD = [
         IN_TILES),
     amx("cpu/weight_gradient.h", "std::memset(row_in_tiles(head, v, pair, part), 0, sizeof(T) * lanes);", ";",
         "zeros after the last pair of a block", IN_TILES),
-    amx("recurrence/cpu/operators.cpp", "|| call.steps.batch < least_rows", "", "that few sequences stay exact",
+    amx("recurrence/cpu/call.h", "|| call.steps.batch < least_rows", "", "that few sequences stay exact",
         OF_SETTING),
     amx("rnnkern/ops/_recurrence/autograd.py", "\"params\" in wanted, how[0],", "\"params\" in wanted, 0,",
         "the setting of a call in its backward pass", OF_SETTING),

@@ -138,7 +138,9 @@ def takes(name: str, option: str) -> bool:
     return option in inspect.signature(class_of(name)).parameters
 
 
-NAMES = [name for name in nn.__all__ if isinstance(getattr(nn, name), type)]
+NAMES = [
+    name for name in nn.__all__ if isinstance(found := getattr(nn, name), type) and issubclass(found, torch.nn.Module)
+]
 """Every public layer, each with one row."""
 CELLS = [name for name in LAYERS if class_of(name).__name__.endswith("Cell")]
 ODES = [name for name in LAYERS if class_of(name).__name__.endswith("ODE")]

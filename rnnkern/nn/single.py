@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Proxy
-from torch.nn import Parameter, init
-from torch.nn.utils.parametrize import type_before_parametrizations
+from torch.nn import Module, Parameter, init
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, shown
 from rnnkern.nn.recurrent import TimeFirst, reset_in_order
-from rnnkern.nn.stream import Streaming, Whole, with_constant_weights
+from rnnkern.nn.stream import Streaming, in_layout
 from rnnkern.ops import Choice
 from rnnkern.ops.dispatch import autocasts
 
@@ -144,6 +144,39 @@ class Layers(Unquantized):
         return f"{self.input_size}, {self.hidden_size}{shown(self, self._plain)}"
 
 
+class Whole:
+    """Steps of a layer by calls of its ``forward``, with parametrized weights that are computed once."""
+
+    def __init__(self, layer: Module, x: Tensor) -> None:
+        self._layer, self._batch = layer, x.shape[1]
+        self.begin(None)
+
+    def advance(self, x: Tensor) -> Tensor:
+        return in_layout(self._advance, x, self._layer.batch_first, self._batch)
+
+    def _advance(self, rows: Tensor) -> Tensor:
+        swap, reset = self._layer.batch_first, None
+        if self._mask is not None and len(rows):
+            reset = self._mask.new_zeros(rows.shape[:2])
+            reset[0] = self._mask
+            reset = reset.t() if swap else reset
+        y, self._state = self._layer.forward(rows.transpose(0, 1) if swap else rows, self._state, reset)
+        self._mask = self._mask if reset is None else None
+        return y.transpose(0, 1) if swap else y
+
+    def hx(self) -> Any:
+        return _copied(self._state)
+
+    def begin(self, hx: Any) -> None:
+        self._state, self._mask = _copied(hx), None
+
+    def reset(self, mask: Tensor) -> None:
+        self._mask = mask.clone() if self._mask is None else self._mask | mask
+
+    def carry_on(self, before: "Whole") -> None:
+        self._state, self._mask = before._state, before._mask
+
+
 class SingleLayer(Streaming, Layers):
     """One layer in one direction that wraps one operator; its state has a row for each sequence."""
 
@@ -216,3 +249,19 @@ def _each(state: Any, change: Callable) -> Any:
     """Applies ``change`` to each tensor of a state."""
     changed = [change(part) if isinstance(part, Tensor) else part for part in state]
     return type(state)(*changed) if hasattr(state, "_fields") else tuple(changed)
+
+
+def _copied(state: Any) -> Any:
+    return state if state is None else state.clone() if isinstance(state, Tensor) else _each(state, Tensor.clone)
+
+
+def with_constant_weights(layer: Module) -> Module:
+    """The layer with the present values of its parametrized weights."""
+    if not is_parametrized(layer):
+        return layer
+    cls = type_before_parametrizations(layer)
+    made = cls.__new__(cls)
+    made.__dict__ = layer.__dict__ | {"_modules": {k: m for k, m in layer._modules.items() if k != "parametrizations"}}
+    values = {name: getattr(layer, name).detach() for name in layer.parametrizations}
+    made.__dict__["_parameters"] = layer._parameters | values
+    return made

@@ -1,21 +1,18 @@
 """A stream calls a layer step by step: it carries the state, and reads the weights once."""
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Never
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
-from torch.utils._pytree import tree_map_only
+from torch.nn.utils.parametrize import type_before_parametrizations
 
-from rnnkern._extension import bfloat16_parts
 from rnnkern.nn.filters import FilteredInput
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.stream import Pack
+from rnnkern.ops._recurrence.stream import shared_pack
 from rnnkern.ops.dispatch import no_autocast
 
 
@@ -170,22 +167,13 @@ class Streaming:
         return Stream(self, batch_size)
 
 
-_packs: WeakKeyDictionary[Module, WeakValueDictionary[Hashable, Pack]] = WeakKeyDictionary()
-"""For each layer the packed weights that its streams share, by what they depend on besides the weights."""
-
-
 class Packed:
     """Steps of recurrent layers by one operator, which holds packed weights and the states."""
 
     def __init__(self, layer: Module, x: Tensor, calls: list[dict[str, Any]]) -> None:
         self._layer, self._x = layer, x
-        packs = _packs.setdefault(layer, WeakValueDictionary())
-        key = layer._cell, layer.zoneout, x.shape, x.dtype, torch.get_num_threads(), bfloat16_parts()
-        pack = packs.get(key)
-        if pack is None or not pack.is_of(calls):
-            packs[key] = pack = Pack(layer._cell, x, calls)
-        self._pack = pack  # `packs` does not keep it
-        step, self._states = pack.stream()
+        self._pack = shared_pack(layer, layer._cell, x, calls)
+        step, self._states = self._pack.stream()
         self.advance = step
         if layer.batch_first:
             self.advance = lambda x: step(x.transpose(0, 1)).transpose(0, 1) if x.dim() == 3 else step(x)
@@ -216,7 +204,7 @@ class LayerByLayer:
         self.begin(None)
 
     def advance(self, x: Tensor) -> Tensor:
-        return _in_layout(self._advance, x, self._layer.batch_first, self._x.shape[1])
+        return in_layout(self._advance, x, self._layer.batch_first, self._x.shape[1])
 
     def _advance(self, rows: Tensor) -> Tensor:
         layer = self._layer
@@ -256,40 +244,7 @@ class LayerByLayer:
         self._states, self._filtered = before._states, before._filtered
 
 
-class Whole:
-    """Steps of a layer by calls of its ``forward``, with parametrized weights that are computed once."""
-
-    def __init__(self, layer: Module, x: Tensor) -> None:
-        self._layer, self._batch = layer, x.shape[1]
-        self.begin(None)
-
-    def advance(self, x: Tensor) -> Tensor:
-        return _in_layout(self._advance, x, self._layer.batch_first, self._batch)
-
-    def _advance(self, rows: Tensor) -> Tensor:
-        swap, reset = self._layer.batch_first, None
-        if self._mask is not None and len(rows):
-            reset = self._mask.new_zeros(rows.shape[:2])
-            reset[0] = self._mask
-            reset = reset.t() if swap else reset
-        y, self._state = self._layer.forward(rows.transpose(0, 1) if swap else rows, self._state, reset)
-        self._mask = self._mask if reset is None else None
-        return y.transpose(0, 1) if swap else y
-
-    def hx(self) -> Any:
-        return tree_map_only(Tensor, Tensor.clone, self._state)
-
-    def begin(self, hx: Any) -> None:
-        self._state, self._mask = tree_map_only(Tensor, Tensor.clone, hx), None
-
-    def reset(self, mask: Tensor) -> None:
-        self._mask = mask.clone() if self._mask is None else self._mask | mask
-
-    def carry_on(self, before: "Whole") -> None:
-        self._state, self._mask = before._state, before._mask
-
-
-def _in_layout(advance: Callable[[Tensor], Tensor], x: Tensor, batch_first: bool, batch: int) -> Tensor:
+def in_layout(advance: Callable[[Tensor], Tensor], x: Tensor, batch_first: bool, batch: int) -> Tensor:
     """Calls ``advance`` with steps in time order, (T, B, I), whatever the layout of ``x`` is."""
     swap = batch_first and x.dim() == 3
     rows = x.transpose(0, 1) if swap else x if x.dim() == 3 else x.unsqueeze(0)
@@ -313,15 +268,3 @@ def _joined(layers: Sequence[Sequence[Tensor]]) -> Any:
 
 def _zero_where(mask: Tensor, states: Iterable[Tensor]) -> list[Tensor]:
     return [state.masked_fill(mask.view(-1, *[1] * (state.dim() - 1)), 0) for state in states]
-
-
-def with_constant_weights(layer: Module) -> Module:
-    """The layer with the present values of its parametrized weights."""
-    if not is_parametrized(layer):
-        return layer
-    cls = type_before_parametrizations(layer)
-    made = cls.__new__(cls)
-    made.__dict__ = layer.__dict__ | {"_modules": {k: m for k, m in layer._modules.items() if k != "parametrizations"}}
-    values = {name: getattr(layer, name).detach() for name in layer.parametrizations}
-    made.__dict__["_parameters"] = layer._parameters | values
-    return made

@@ -16,8 +16,8 @@ from rnnkern.nn.ecosystem import refuse_or_trace, said_per_layer
 from rnnkern.nn.eurnn import layers_inside, said_inside
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst, reset_of_directions
-from rnnkern.nn.single import Layers
-from rnnkern.nn.stream import Streaming, Whole, with_constant_weights
+from rnnkern.nn.single import Layers, Whole, with_constant_weights
+from rnnkern.nn.stream import Streaming
 from rnnkern.ops import Choice, givens_recurrence, recurrence
 from rnnkern.ops._recurrence.linear import linear
 

@@ -1,8 +1,9 @@
 """Steps of stacked layers on a CPU, from weights that are packed once and a state that the kernel keeps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ WEIGHTS = ("R", "weight_ih", "bias", "bias_ih", "params")
 
 
 class Pack:
-    """The packed weights of stacked layers, which any number of streams can share.
+    """The packed weights of stacked layers.
 
     Args:
         cell: name of a cell.
@@ -60,6 +61,20 @@ class Pack:
             states.append(memory[at : at + shape.numel()].view(shape))
             at += shape.numel()
         return partial(_operators.recurrence_stream_step.default, memory, self._memory), states
+
+
+_packs: WeakKeyDictionary[Any, WeakValueDictionary[Hashable, Pack]] = WeakKeyDictionary()
+"""By layer, and by what they depend on besides the weights."""
+
+
+def shared_pack(owner: Any, cell: str, x: Tensor, layers: Sequence[dict[str, Any]]) -> Pack:
+    """The :class:`Pack` of a layer, ``owner``, which is shared as long as a caller holds it."""
+    packs = _packs.setdefault(owner, WeakValueDictionary())
+    key = cell, layers[0].get("zoneout"), x.shape, x.dtype, torch.get_num_threads(), _extension.bfloat16_parts()
+    pack = packs.get(key)
+    if pack is None or not pack.is_of(layers):
+        packs[key] = pack = Pack(cell, x, layers)
+    return pack
 
 
 def _listed(layers: Sequence[dict[str, Any]], name: str) -> list[Tensor]:
