@@ -10,28 +10,27 @@
 namespace rnnkern {
 namespace {
 
-// Threads divide the rows if each gets a chunk, otherwise the outputs.
 template <class T>
 struct LinearPlan {
-  bool by_rows;
   Product<T> product;
 
   LinearPlan(const Linear<T>& p, Workspace<T>& workspace, ThreadContext me)
-      : by_rows(p.rows >= int64_t(chunk_rows) * me.size),
-        product(p.weight, 0, 1, false, p.rows <= chunk_rows, workspace, nullptr, me) {}
+      : product(p.weight, 0, 1, false, p.at_once, workspace, nullptr, me) {}
 };
 
 template <class T>
 void linear(const Linear<T>& p, ThreadContext me) {
   using V = Vec<T>;
-  const auto [by_rows, product] = lay_out<LinearPlan<T>>(p, me);
+  const Product<T> product = lay_out<LinearPlan<T>>(p, me).product;
   product.pack(me);
-  if (by_rows) me.barrier();  // otherwise a thread has packed what it needs
+  if (p.by_rows) me.barrier();  // otherwise a thread has packed what it needs
   const int64_t inputs = p.weight.columns, outputs = p.weight.units, all = product.panels();
-  const Range rows = by_rows ? me.share(p.rows) : Range{0, p.rows}, panels = by_rows ? Range{0, all} : me.share(all);
-  for (int64_t begin = rows.begin; begin < rows.end; begin += chunk_rows)
+  const Range rows = p.by_rows ? me.share(p.rows) : Range{0, p.rows};
+  const Range panels = p.by_rows ? Range{0, all} : me.share(all);
+  const int64_t count = rows.end - rows.begin, chunks = p.at_once ? 1 : (count + chunk_rows - 1) / chunk_rows;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk)
     product.run(
-        panels.begin, panels.end, begin, smaller(begin + chunk_rows, rows.end),
+        panels.begin, panels.end, rows.begin + count * chunk / chunks, rows.begin + count * (chunk + 1) / chunks,
         [&](int64_t i) { return p.x + i * inputs; },
         [&](int64_t i, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
           T* const to = p.y + i * outputs + q.unit;

@@ -11,6 +11,8 @@ struct Linear {
 
   Matrix<T> weight;  // (N, K), not empty
   int64_t rows;
+  bool by_rows;  // threads divide the rows, otherwise the outputs
+  bool at_once;  // all rows are one chunk, and each panel of the weight is packed immediately before its only use
   const T* x;    // (rows, K)
   T* y;          // (rows, N)
   T* workspace;  // as many elements as the kernel says
