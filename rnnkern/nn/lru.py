@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern.nn.ecosystem import refuse_or_trace, shown
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst
-from rnnkern.nn.single import SingleLayer, empty_parameter
+from rnnkern.nn.single import SingleLayer, Whole, empty_parameter
 from rnnkern.ops import linear_scan
 from rnnkern.ops._recurrence.linear import linear
 
@@ -129,27 +129,39 @@ class LRU(SingleLayer):
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
             return refuse_or_trace(self, unknown, input, hx, reset)
         sequence = self._sequence(input, hx, reset)
-        args, options = self._arguments(sequence)
+        weights = self._weights()
+        args, options = self._arguments(sequence, *weights)
         (h, last), x = self._operator(*args, **options), sequence.x
         h = torch.view_as_real(h).flatten(-2)  # (..., 2N), real and imaginary part side by side
-        C = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(-2)
         skip = x * self.D if self.D.dim() == 1 else linear(x, self.D)
-        output = linear(h, C)
+        output = linear(h, weights[2])
         output = output + skip.to(output.dtype)  # under autocast x * D has the wider dtype
         return self._returned(input, output), self._returned_state(input, (last,))[0]
 
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
-        return self._arguments(self._sequence(input, hx, reset))
+        return self._arguments(self._sequence(input, hx, reset), *self._weights())
+
+    def _engine(self, x: Tensor) -> Whole:
+        engine = super()._engine(x)
+        weights = engine.layer._weights()
+        engine.layer._weights = lambda: weights
+        return engine
 
     def _sequence(self, input, hx, reset) -> TimeFirst:
         return self._time_first(input, None if hx is None else (hx,), reset)
 
-    def _arguments(self, sequence: TimeFirst) -> tuple[tuple, dict[str, Any]]:
-        x, (h0,), batch_sizes, reset = sequence
+    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        r""":math:`\lambda`; and :math:`\gamma B` and C as matrices of real products, (2N, I) and (O, 2N)."""
         gamma = (-torch.expm1(-2 * self.nu_log.exp())).sqrt()  # 1 - |lambda|^2 without cancellation
-        B = (gamma[:, None, None] * self.B).transpose(1, 2).flatten(0, 1)  # (2N, I): one real product
+        B = (gamma[:, None, None] * self.B).transpose(1, 2).flatten(0, 1)
+        return self.eigenvalues(), B, torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(-2)
+
+    def _arguments(
+        self, sequence: TimeFirst, eigenvalues: Tensor, B: Tensor, C: Tensor
+    ) -> tuple[tuple, dict[str, Any]]:
+        x, (h0,), batch_sizes, reset = sequence
         u = torch.view_as_complex(linear(x, B).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
-        return (self.eigenvalues(), u, h0), {"batch_sizes": batch_sizes, "reset": reset}
+        return (eigenvalues, u, h0), {"batch_sizes": batch_sizes, "reset": reset}
 
     def _apply(self, fn, recurse=True):
         """Called by ``half()``, ``to()`` and similar methods: rejects an unsupported dtype before any parameter

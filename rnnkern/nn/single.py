@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import Module, Parameter, init
-from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
+from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, shown
@@ -148,19 +148,19 @@ class Whole:
     """Steps of a layer by calls of its ``forward``, with parametrized weights that are computed once."""
 
     def __init__(self, layer: Module, x: Tensor) -> None:
-        self._layer, self._batch = layer, x.shape[1]
+        self.layer, self._batch = layer, x.shape[1]
         self.begin(None)
 
     def advance(self, x: Tensor) -> Tensor:
-        return in_layout(self._advance, x, self._layer.batch_first, self._batch)
+        return in_layout(self._advance, x, self.layer.batch_first, self._batch)
 
     def _advance(self, rows: Tensor) -> Tensor:
-        swap, reset = self._layer.batch_first, None
+        swap, reset = self.layer.batch_first, None
         if self._mask is not None and len(rows):
             reset = self._mask.new_zeros(rows.shape[:2])
             reset[0] = self._mask
             reset = reset.t() if swap else reset
-        y, self._state = self._layer.forward(rows.transpose(0, 1) if swap else rows, self._state, reset)
+        y, self._state = self.layer.forward(rows.transpose(0, 1) if swap else rows, self._state, reset)
         self._mask = self._mask if reset is None else None
         return y.transpose(0, 1) if swap else y
 
@@ -256,12 +256,10 @@ def _copied(state: Any) -> Any:
 
 
 def with_constant_weights(layer: Module) -> Module:
-    """The layer with the present values of its parametrized weights."""
-    if not is_parametrized(layer):
-        return layer
+    """A copy of the layer with the same weights, and the present values of the parametrized ones."""
     cls = type_before_parametrizations(layer)
     made = cls.__new__(cls)
     made.__dict__ = layer.__dict__ | {"_modules": {k: m for k, m in layer._modules.items() if k != "parametrizations"}}
-    values = {name: getattr(layer, name).detach() for name in layer.parametrizations}
+    values = {name: getattr(layer, name).detach() for name in getattr(layer, "parametrizations", ())}
     made.__dict__["_parameters"] = layer._parameters | values
     return made
