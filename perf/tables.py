@@ -179,8 +179,8 @@ def of_server(rows: Sequence[Record]) -> str:
             line[f"{many['clients']} x {name}"] = f"{float(many['over_one']):.2f}"
         lines.append(line)
     return (
-        f"{of_lines(lines, 0)}\n\n*Steps per second of all threads together, over those of one thread alone on the same "
-        f"cores. `LSTM`, float32, B = 1, I = H; `torch.mv`: the product of its weights with a vector. "
+        f"{of_lines(lines, 0)}\n\n*Steps per second of all threads together, over those of one thread alone on the "
+        f"same cores. `LSTM`, float32, B = 1, I = H; `torch.mv`: the product of its weights with a vector. "
         f"{environment(rows)}.*"
     )
 
