@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from perf import lyapunov, memory, record, relational, relational_tables, train, transfer
+from perf import lyapunov, memory, record, relational, relational_tables, stream, train, transfer
 from perf.family import SPEED
 from perf.gpu import tables as gpu
 from perf.programs import tables as programs
@@ -150,6 +150,41 @@ def of_small(rows: Sequence[Record], op: str) -> str:
     return f"{of_lines(lines, 2 + (op != 'step'))}\n\n*{LOSSES} {environment(list(newest.values()))}.*"
 
 
+def of_latency(rows: Sequence[Record]) -> str:
+    """The steps of the newest run of perf.stream, a line per cell and size."""
+    rows, lines = where(rows, case="step", date=rows[-1]["date"]), []
+    for cell, size in dict.fromkeys((row["cell"], row["size"]) for row in rows):
+        own = {row["provider"]: row for row in where(rows, cell=cell, size=size)}
+        us = {name: three(float(own[name]["us_50"])) if name in own else "" for name in (*stream.PEERS, stream.FLOOR)}
+        mine, theirs = (float(own[name]["us_50"]) for name in (stream.STREAM, stream.CELL))
+        line = {"cell": f"`{stream.CELLS[cell]}`", "H": size, "floor": us.pop(stream.FLOOR), "`stream`": three(mine)}
+        line |= {"`stream`, 99 %": three(float(own[stream.STREAM]["us_99"]))} | us
+        lines.append(line | {"times as fast as the torch cell": ratio({"ratio_50": str(theirs / mine)})})
+    return (
+        f"{of_lines(lines, 1)}\n\n*Microseconds per step, float32, B = 1, I = H, in `torch.no_grad`: medians, and for "
+        f"`stream` also the 99th percentile. {LOSSES} {environment(rows)}.*"
+    )
+
+
+def of_server(rows: Sequence[Record]) -> str:
+    """The server of the newest run of perf.stream, a line per size."""
+    rows, lines = where(rows, case="server", date=rows[-1]["date"]), []
+    for size in dict.fromkeys(row["size"] for row in rows):
+        line = {"H": size}
+        for provider, cores in dict.fromkeys((row["provider"], row["cores"]) for row in rows):
+            one, many = where(rows, size=size, provider=provider, cores=cores)
+            name = f"`{provider}`, {cores} core{'s' * (cores > '1')}"
+            if provider == stream.STREAM and cores == "1":
+                line["one `stream` alone, steps per second"] = f"{float(one['per_second']):,.0f}"
+            line[f"{many['clients']} x {name}"] = f"{float(many['over_one']):.2f}"
+        lines.append(line)
+    return (
+        f"{of_lines(lines, 0)}\n\n*Steps per second of all threads together, over those of one thread alone on the "
+        f"same cores. `LSTM`, float32, B = 1, I = H; `torch.mv`: the product of its weights with a vector. "
+        f"{environment(rows)}.*"
+    )
+
+
 of_speeds = functools.partial(captioned, made=relational_tables.of_speeds)
 
 
@@ -183,6 +218,7 @@ RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
         mark: ("orthogonal_small.csv", functools.partial(of_small, op=op))
         for mark, op in (("small", "skew_exp"), ("moves", "step"))
     },
+    "docs/streaming.md": {"latency": ("stream.csv", of_latency), "server": ("stream.csv", of_server)},
     "docs/gpu.md": {mark: (csv, functools.partial(of_gpu, mark=mark)) for mark, (csv, *_) in gpu.TABLES.items()},
     "docs/training.md": {
         task: (f"train-{task}.csv", of_training) for task in ("adding", "copy", "polynomial", "digits", "stdlib")

@@ -29,17 +29,18 @@ class Stream(nn.Module):
         for own, published in zip(self.lstm.parameters(), network.decoder.rnn.parameters(), strict=True):
             own.data.copy_(published)
         self.requires_grad_(False)
+        self.stream = self.step = self.lstm.stream()  # the clock replaces the second
         self.reset_states()
 
     def reset_states(self) -> None:
         """Makes the next frame the first one."""
-        self.past, self.state = torch.zeros(PAST), None
+        self.past = torch.zeros(PAST)
+        self.stream.reset()
 
     def forward(self, frame: Tensor, rate: int) -> Tensor:
         x, self.past = torch.cat((self.past, frame)), frame[-PAST:]
         x = self.encoder(self.spectrum(x.unsqueeze(0)))  # (1, 128, 1)
-        x, self.state = self.lstm(x.view(1, 1, -1), self.state)
-        return self.last(x.view(1, -1, 1))
+        return self.last(self.step(x.view(1, -1)).unsqueeze(-1))
 
 
 def listen(way: str, clock: Clock, seconds: float) -> Sequence[Tensor]:
@@ -47,7 +48,7 @@ def listen(way: str, clock: Clock, seconds: float) -> Sequence[Tensor]:
     model = load_silero_vad(onnx=way == "ONNX")
     if way == "rnnkern":
         model = Stream(model._model)
-        clock.watch(model.lstm, "forward")
+        clock.watch(model, "step")
     frames = torch.from_numpy(speech(seconds)).unfold(0, FRAME, FRAME)
     with torch.inference_mode():
         for frame in frames[:20]:  # TorchScript compiles in its first calls
