@@ -107,7 +107,7 @@ struct Product {
   template <class Operand, class Finish>
   RNNKERN_INLINE void run(int64_t panel0, int64_t panel1, int64_t row0, int64_t row1, Operand operand,
                           Finish finish) const {
-    alignas(64) T out[in_tiles<F> ? Tile::block_rows * max_vectors * width : accumulators * width];
+    alignas(64) T out[in_tiles<F> ? Tile::block_rows * max_vectors * width : most_results * width];
     const F* a[accumulators];
     const int64_t rows = row1 - row0;
     if (rows <= 0) return;
@@ -122,7 +122,7 @@ struct Product {
       const bool unpacked = streamed && !parts && rows <= rows_to_read;
       if (streamed && !unpacked) pack(q, index / panels_per_head);
       const int tile_vectors = q.vectors * columns();
-      const int most = parts ? Tile::block_rows : unpacked ? int(rows_to_read) : max_rows(tile_vectors);
+      const int most = parts ? Tile::block_rows : unpacked ? rows_to_read_of(tile_vectors) : max_rows(tile_vectors);
       const int64_t blocks = (rows + most - 1) / most;
       for (int64_t block = 0; block < blocks; ++block) {
         const int64_t begin = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
@@ -133,7 +133,7 @@ struct Product {
         } else {
           for (int64_t b = begin; b < end; ++b) a[b - begin] = operand(b) + q.operand;
           if (unpacked)
-            read_once(int(rows), q, index / panels_per_head, a, out);
+            read_once(int(end - begin), q, index / panels_per_head, a, out);
           else if (tile_vectors <= max_vectors)
             tile_of<ProductTile, F>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init,
                                                                     out);
@@ -147,7 +147,12 @@ struct Product {
   }
 
  private:
-  static constexpr int64_t rows_to_read = 4;  // with more rows packing pays
+  static constexpr int rows_to_read = 4;  // with more rows packing pays
+  static constexpr int most_results =
+      accumulators < rows_to_read * max_vectors ? rows_to_read * max_vectors : accumulators;  // vectors of a block
+
+  // A vector of units may have so many gates that the results of fewer rows fill a block.
+  static int rows_to_read_of(int tile_vectors) { return int(smaller(rows_to_read, most_results / tile_vectors)); }
 
   // The gates of this product, (gates, units, columns), of a head.
   const F* values(int64_t head) const {
