@@ -87,6 +87,32 @@ struct ProductTile {
   }
 };
 
+// The products of one row with several w of the same shape, after each other in `out`.
+template <class F, int Vectors, int Count>
+bool several(const F* a, int64_t length, const Arithmetic<F>* const* w, const Arithmetic<F>* const* init,
+             Arithmetic<F>* out) {
+  using V = Vec<Arithmetic<F>>;
+  RegisterTile<F, 1, Vectors> tiles[Count];
+#pragma GCC unroll 4
+  for (int c = 0; c < Count; ++c)
+    tiles[c].each([&](int, int j, V& sum)
+                      RNNKERN_INLINE_LAMBDA { sum = has_bf16_dot<F> ? V(0) : V::load(init[c] + j * V::width); });
+  int64_t k = 0, at = 0;
+  for (; k <= length - k_pack<F>; k += k_pack<F>, at += Vectors * V::width)
+#pragma GCC unroll 4
+    for (int c = 0; c < Count; ++c) tiles[c].add([&](int) RNNKERN_INLINE_LAMBDA { return broadcast(a + k); }, w[c] + at);
+  if constexpr (has_bf16_dot<F>)
+    for (int c = 0; c < Count && k < length; ++c)
+      tiles[c].add([&](int) RNNKERN_INLINE_LAMBDA { return broadcast_first(a + k); }, w[c] + at);
+#pragma GCC unroll 4
+  for (int c = 0; c < Count; ++c)
+    tiles[c].each([&](int, int j, V& sum) RNNKERN_INLINE_LAMBDA {
+      if (has_bf16_dot<F>) sum = sum + V::load(init[c] + j * V::width);
+      sum.store(out + (c * Vectors + j) * V::width);
+    });
+  return true;
+}
+
 // out[i][j] += sum over rows k of a[k][i] b[k][j]. b is contiguous; for bfloat16 pairs, k counts pairs of rows. Each
 // block of rows is summed separately before it is added to `out`, so rounding errors grow with the block length plus
 // the number of blocks, not with their product.

@@ -119,6 +119,14 @@ struct Product {
         if (parts && (index == panel0 || index % panels_per_head == 0))
           left = tiles.left(
               row0, row1, [&](int64_t b) { return operand(b) + q.operand; }, segments, stride, length, parts, copies);
+      if (rows == 1 && !parts && !streamed && !transposed && run_together(index, panel1, row0, operand, out)) {
+        for (int j = 0; j < together; ++j, ++index) {
+          const Panel<T> q = panel(index);
+          finish(row0, q, out + j * q.vectors * columns() * width);
+        }
+        --index;
+        continue;
+      }
       const bool unpacked = streamed && !parts && rows <= rows_to_read;
       if (streamed && !unpacked) pack(q, index / panels_per_head);
       const int tile_vectors = q.vectors * columns();
@@ -147,6 +155,34 @@ struct Product {
   }
 
  private:
+  static constexpr int together = accumulators >= 4 * max_vectors ? 4 : 2;
+
+  // One row waits for the weights, which arrive faster from several places at once: the products of a row with several
+  // panels of the same shape, if there are so many.
+  template <class Operand>
+  bool run_together(int64_t index, int64_t panel1, int64_t row, Operand operand, T* out) const {
+    if (index + together > panel1) return false;
+    const T *weights[together], *starts[together];
+    const Panel<T> first = panel(index);
+    for (int j = 0; j < together; ++j) {
+      const Panel<T> q = panel(index + j);
+      if (q.vectors != first.vectors || q.operand != first.operand) return false;
+      weights[j] = q.weights, starts[j] = q.init;
+    }
+    const F* const a = operand(row) + first.operand;
+    switch (first.vectors * columns()) {
+      case 1:
+        return several<F, 1, together>(a, length, weights, starts, out);
+      case 2:
+        return several<F, 2, together>(a, length, weights, starts, out);
+      case 3:
+        return several<F, 3, together>(a, length, weights, starts, out);
+      case 4:
+        return several<F, 4, together>(a, length, weights, starts, out);
+    }
+    return false;
+  }
+
   static constexpr int rows_to_read = 4;  // with more rows packing pays
   static constexpr int most_results =
       accumulators < rows_to_read * max_vectors ? rows_to_read * max_vectors : accumulators;  // vectors of a block
