@@ -100,7 +100,8 @@ bool several(const F* a, int64_t length, const Arithmetic<F>* const* w, const Ar
   int64_t k = 0, at = 0;
   for (; k <= length - k_pack<F>; k += k_pack<F>, at += Vectors * V::width)
 #pragma GCC unroll 4
-    for (int c = 0; c < Count; ++c) tiles[c].add([&](int) RNNKERN_INLINE_LAMBDA { return broadcast(a + k); }, w[c] + at);
+    for (int c = 0; c < Count; ++c)
+      tiles[c].add([&](int) RNNKERN_INLINE_LAMBDA { return broadcast(a + k); }, w[c] + at);
   if constexpr (has_bf16_dot<F>)
     for (int c = 0; c < Count && k < length; ++c)
       tiles[c].add([&](int) RNNKERN_INLINE_LAMBDA { return broadcast_first(a + k); }, w[c] + at);

@@ -127,8 +127,7 @@ class ForwardPass {
     const int64_t first = share.copy0, count = share.copy1 - share.copy0;
     for (int s = 0; s < cell.states; ++s) {
       const int64_t row = s ? hidden : width;
-      if (p.state[s] != p.final_state[s])
-        copy(p.final_state[s] + first * row, p.state[s] + first * row, count * row);
+      if (p.state[s] != p.final_state[s]) copy(p.final_state[s] + first * row, p.state[s] + first * row, count * row);
     }
     const T* const h = p.state[0] + first * width;
     for (int half = 0; plan.carried && half < 2; ++half)

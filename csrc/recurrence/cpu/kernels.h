@@ -26,7 +26,8 @@ template <class F, class Cell>
 constexpr Kernels<Arithmetic<F>> kernels_of() {
   using T = Arithmetic<F>;
   using Equations = std::conditional_t<is_inline<T, Cell>, InlineCell<T, Cell>, StripCell<T>>;
-  return {{forward<F, Equations>, forward_workspace<F>}, forward_packs<F>, {backward<F, Equations>, backward_workspace<F>}};
+  return {
+      {forward<F, Equations>, forward_workspace<F>}, forward_packs<F>, {backward<F, Equations>, backward_workspace<F>}};
 }
 
 }  // namespace

@@ -16,9 +16,9 @@ struct StreamLayer {
   int64_t workspace;  // elements
 };
 
-// A pack and a stream are tensors of the arithmetic's type that begin with this head. A pack goes on with its layers and
-// what they point to, a stream with the states, layer by layer and without gaps (rnnkern/ops/_recurrence/stream.py reads
-// and writes them there), its own copy of the layers, and their workspaces.
+// A pack and a stream are tensors of the arithmetic's type that begin with this head. A pack goes on with its layers
+// and what they point to, a stream with the states, layer by layer and without gaps (rnnkern/ops/_recurrence/stream.py
+// reads and writes them there), its own copy of the layers, and their workspaces.
 struct Head {
   static constexpr uint64_t of_pack = 0x6D61657274736B71, of_stream = 0x6D61657274736B72;
   uint64_t kind;
@@ -106,7 +106,8 @@ Tensor make_pack(const std::vector<Call>& calls, const Head& head) {
             const Tensor h = empty(call.u, {head.batch, call.width});
             p.workspace = write<T>(workspace);
             p.h = write_rows<T>(h);
-            for (int s = 0; s < call.cell.states; ++s) p.final_state[s] = const_cast<T*>(p.state[s] = read<T>(call.state[s]));
+            for (int s = 0; s < call.cell.states; ++s)
+              p.final_state[s] = const_cast<T*>(p.state[s] = read<T>(call.state[s]));
             in_team(1, p, layer.kernel.run);
             p.packed = true;
           }
