@@ -20,7 +20,6 @@ from rnnkern.nn.stream import LayerByLayer, Packed
 
 kernels = pytest.mark.skipif(not _extension.available, reason=_extension.reason or "")
 STEPS = 9
-LINEAR_FILTERS = "LSTM momentum", "RNN momentum", "RNN NAG"
 CUTS = {"steps": range(STEPS + 1), "pieces": (0, 1, 5, 5, STEPS)}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -83,14 +82,6 @@ def test_bits_of_wide_layers(layer, dtype, batch):
     assert torch.equal(called(layer, x), wanted)
     first = nn.LSTM(37, 50, dtype=x.dtype)  # one layer has a path of its own
     assert torch.equal(called(first, x), whole(first, x))
-
-
-@kernels
-@pytest.mark.parametrize("name", [name for name in SEQUENCES if name not in LINEAR_FILTERS])
-def test_bits_of_calls_of_the_layer_step_by_step(name):
-    """The state that linear filters return is not all that they carry, so they are left out."""
-    layer, x = made(name), draw()
-    assert torch.equal(called(layer, x), whole(layer, x))
 
 
 @kernels
