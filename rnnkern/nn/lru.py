@@ -130,7 +130,7 @@ class LRU(SingleLayer):
             return refuse_or_trace(self, unknown, input, hx, reset)
         sequence = self._sequence(input, hx, reset)
         weights = self._weights()
-        args, options = self._arguments(sequence, *weights)
+        args, options = self._arguments(sequence, *weights[:2])
         (h, last), x = self._operator(*args, **options), sequence.x
         h = torch.view_as_real(h).flatten(-2)  # (..., 2N), real and imaginary part side by side
         skip = x * self.D if self.D.dim() == 1 else linear(x, self.D)
@@ -139,7 +139,7 @@ class LRU(SingleLayer):
         return self._returned(input, output), self._returned_state(input, (last,))[0]
 
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
-        return self._arguments(self._sequence(input, hx, reset), *self._weights())
+        return self._arguments(self._sequence(input, hx, reset), *self._weights()[:2])
 
     def _engine(self, x: Tensor) -> Whole:
         engine = super()._engine(x)
@@ -156,9 +156,7 @@ class LRU(SingleLayer):
         B = (gamma[:, None, None] * self.B).transpose(1, 2).flatten(0, 1)
         return self.eigenvalues(), B, torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(-2)
 
-    def _arguments(
-        self, sequence: TimeFirst, eigenvalues: Tensor, B: Tensor, C: Tensor
-    ) -> tuple[tuple, dict[str, Any]]:
+    def _arguments(self, sequence: TimeFirst, eigenvalues: Tensor, B: Tensor) -> tuple[tuple, dict[str, Any]]:
         x, (h0,), batch_sizes, reset = sequence
         u = torch.view_as_complex(linear(x, B).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
         return (eigenvalues, u, h0), {"batch_sizes": batch_sizes, "reset": reset}

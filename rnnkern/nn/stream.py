@@ -110,8 +110,8 @@ class Stream:
 
     @property
     def state(self) -> Any:
-        """A copy of the state after the last step, as ``forward`` of the layer returns it, or None at the beginning of
-        a sequence. Set it to continue another sequence, with what ``hx`` of ``forward`` may be.
+        """A copy of the state after the last step, as ``forward`` of the layer returns it; zeros or None at the
+        beginning of a sequence. Set it to continue another sequence, with what ``hx`` of ``forward`` may be.
 
         ``forward`` returns less than the linear filters (Momentum, NAG) need for the same bits, so after it was set a
         stream of such a layer agrees with the whole sequence only as two calls of the layer do.

@@ -113,20 +113,15 @@ struct Product {
     if (rows <= 0) return;
     [[maybe_unused]] TileBlocks<F> tiles;
     [[maybe_unused]] LeftTiles left;
+    int ahead = 0;  // panels from this one on whose results are at the end of those of `together`
     for (int64_t index = panel0; index < panel1; ++index) {
       const Panel<T> q = panel(index);
       if constexpr (in_tiles<F>)
         if (parts && (index == panel0 || index % panels_per_head == 0))
           left = tiles.left(
               row0, row1, [&](int64_t b) { return operand(b) + q.operand; }, segments, stride, length, parts, copies);
-      if (rows == 1 && !parts && !streamed && !transposed && run_together(index, panel1, row0, operand, out)) {
-        for (int j = 0; j < together; ++j, ++index) {
-          const Panel<T> q = panel(index);
-          finish(row0, q, out + j * q.vectors * columns() * width);
-        }
-        --index;
-        continue;
-      }
+      if (rows == 1 && !parts && !streamed && !transposed && !ahead && run_together(index, panel1, operand(row0), out))
+        ahead = together;
       const bool unpacked = streamed && !parts && rows <= rows_to_read;
       if (streamed && !unpacked) pack(q, index / panels_per_head);
       const int tile_vectors = q.vectors * columns();
@@ -134,7 +129,10 @@ struct Product {
       const int64_t blocks = (rows + most - 1) / most;
       for (int64_t block = 0; block < blocks; ++block) {
         const int64_t begin = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
-        if (parts) {
+        const T* results = out;
+        if (ahead) {
+          results += (together - ahead--) * tile_vectors * width;
+        } else if (parts) {
           if constexpr (in_tiles<F>)
             tiles.multiply(int(end - begin), tile_vectors, parts, left.from(begin - row0),
                            {q.weights, Tile::of_block * width * depth()}, q.init, 0, out, tile_vectors * width);
@@ -149,7 +147,7 @@ struct Product {
             run_in_groups(int(end - begin), q, a, out);
         }
         // One inlined call site: a function call would take as long as the equations.
-        for (int64_t b = begin; b < end; ++b) finish(b, q, out + (b - begin) * tile_vectors * width);
+        for (int64_t b = begin; b < end; ++b) finish(b, q, results + (b - begin) * tile_vectors * width);
       }
     }
   }
@@ -159,8 +157,7 @@ struct Product {
 
   // One row waits for the weights, which arrive faster from several places at once: the products of a row with several
   // panels of the same shape, if there are so many.
-  template <class Operand>
-  bool run_together(int64_t index, int64_t panel1, int64_t row, Operand operand, T* out) const {
+  [[gnu::noinline]] bool run_together(int64_t index, int64_t panel1, const F* row, T* out) const {
     if (index + together > panel1) return false;
     const T *weights[together], *starts[together];
     const Panel<T> first = panel(index);
@@ -169,7 +166,7 @@ struct Product {
       if (q.vectors != first.vectors || q.operand != first.operand) return false;
       weights[j] = q.weights, starts[j] = q.init;
     }
-    const F* const a = operand(row) + first.operand;
+    const F* const a = row + first.operand;
     switch (first.vectors * columns()) {
       case 1:
         return several<F, 1, together>(a, length, weights, starts, out);
