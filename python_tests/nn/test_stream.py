@@ -243,6 +243,23 @@ def test_streams_share_packed_weights():
 
 
 @kernels
+def test_threads_that_begin_together_share_packed_weights():
+    layer, begin, streams = nn.LSTM(64, 256), threading.Barrier(8), [None] * 8
+
+    def client(k):
+        torch.set_num_threads(1)  # the number of a new thread is the default
+        begin.wait()
+        streams[k] = layer.stream()
+
+    threads = [threading.Thread(target=client, args=(k,)) for k in range(len(streams))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(stream._engine._pack) for stream in streams}) == 1
+
+
+@kernels
 @pytest.mark.parametrize("name", ["GRU", "LSTM Adam", "LRU"])
 def test_a_stream_per_thread(name):
     layer = made(name)

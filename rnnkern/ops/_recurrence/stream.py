@@ -1,5 +1,6 @@
 """Steps of stacked layers on a CPU, from weights that are packed once and a state that the kernel keeps."""
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,6 @@ HEAD = 128
 """Bytes of a stream before its states; csrc/recurrence/cpu/stream_operators.cpp decides it."""
 
 _operators = torch.ops.rnnkern
-
 
 WEIGHTS = ("R", "weight_ih", "bias", "bias_ih", "params")
 
@@ -65,16 +65,18 @@ class Pack:
 
 _packs: WeakKeyDictionary[Any, WeakValueDictionary[Hashable, Pack]] = WeakKeyDictionary()
 """By layer, and by what they depend on besides the weights."""
+_packing = threading.Lock()
 
 
 def shared_pack(owner: Any, cell: str, x: Tensor, layers: Sequence[dict[str, Any]]) -> Pack:
     """The :class:`Pack` of a layer, ``owner``, which is shared as long as a caller holds it."""
-    packs = _packs.setdefault(owner, WeakValueDictionary())
     key = cell, layers[0].get("zoneout"), x.shape, x.dtype, torch.get_num_threads(), _extension.bfloat16_parts()
-    pack = packs.get(key)
-    if pack is None or not pack.is_of(layers):
-        packs[key] = pack = Pack(cell, x, layers)
-    return pack
+    with _packing:  # or threads that begin at the same time would pack the same weights
+        packs = _packs.setdefault(owner, WeakValueDictionary())
+        pack = packs.get(key)
+        if pack is None or not pack.is_of(layers):
+            packs[key] = pack = Pack(cell, x, layers)
+        return pack
 
 
 def _listed(layers: Sequence[dict[str, Any]], name: str) -> list[Tensor]:
