@@ -42,7 +42,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def(
       "recurrence_tangent(str cell, Tensor u, Tensor R, Tensor[] state, Tensor[] tangents, Tensor? bias, "
       "Tensor[]? params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor h, Tensor[] saved, "
-      "Tensor? u_tangent, Tensor? r_tangent, Tensor? bias_tangent, Tensor[]? params_tangent, int every, "
+      "Tensor? u_tangent, Tensor? r_tangent, Tensor[]? params_tangent, int every, "
       "bool sequence, float[]? zoneout, float dropout, Tensor? seed, Tensor? keep=None) -> Tensor[]");
   // Each list holds the tensors of the first recurrence, followed by those of the second.
   m.def(

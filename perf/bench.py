@@ -29,7 +29,7 @@ from perf.harness import Case
 from perf.record import Row
 
 CELLS = ("lstm", "gru", "tanh", "modrelu")
-OTHER_CELLS = ("euler", "gru_reset_before", "lstm_projected", "lstm_layer_norm", "gru_layer_norm")
+OTHER_CELLS = ("euler", "gru_reset_before", "lstm_projected")
 SHAPES = ((50, 8, 64), (100, 32, 60), (100, 32, 100), (100, 32, 200), (220, 64, 128), (256, 32, 256))
 MIDDLE, LARGE, LONG, LAST_STEP = (100, 32, 100), (220, 64, 128), (512, 16, 128), (200, 8, 64)
 INFERENCE = ((100, 1, 128), (100, 1, 512))

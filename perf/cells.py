@@ -51,7 +51,8 @@ def draw_layer(cell: rnnkern.Cell, name: str, batch: int, size: int, dtype: torc
     shapes = {"weight_ih": (len(cell.gates) * size, size), "weight_hh": (len(cell.recurrent) * size, size)}
     shapes["bias_ih"] = shapes["weight_ih"][:1]
     weights = {key: torch.empty(shape).uniform_(-bound, bound) for key, shape in shapes.items()}
-    params = tuple(torch.empty(size).uniform_(*cell.init.get(key, (-bound, bound))) for key in cell.params)
+    sizes = zip(cell.params, cell.rows, strict=True)
+    params = tuple(torch.empty(n * size).uniform_(*cell.init.get(key, (-bound, bound))) for key, n in sizes)
     return Layer(name, batch, None, weights, params).map(lambda w: w.to(dtype).requires_grad_(w.numel() > 0))
 
 

@@ -100,7 +100,7 @@ def loop(
 
 def product_of(layer: Layer, mask: Tensor | None = None) -> Callable[..., Tensor]:
     """Returns a function that computes gates ``first`` to ``last - 1`` of ``R (mask h) + b_hh``. R is (G*H, H), or (K,
-    G*D, D) for one batched product over heads. With a gain, LayerNorm is applied to R h before b_hh is added."""
+    G*D, D) for one batched product over heads."""
     R, b = layer.weights["weight_hh"], layer.weights.get("bias_hh")
     gates, width, cuts = cell_of(layer.cell).recurrent, R.shape[-1], {}
 
@@ -110,9 +110,7 @@ def product_of(layer: Layer, mask: Tensor | None = None) -> Callable[..., Tensor
         bias = None if b is None else b[first * layer.hidden : last * layer.hidden]
         return (R[rows] if R.dim() == 2 else R[:, rows].transpose(1, 2)), bias
 
-    def product(h: Tensor, first: int = 0, last: int = gates, gain: Tensor | None = None) -> Tensor:
-        if gain is not None:
-            return F.layer_norm(F.linear(h, R), gain.shape, gain, b)
+    def product(h: Tensor, first: int = 0, last: int = gates) -> Tensor:
         if (first, last) not in cuts:
             cuts[first, last] = cut(first, last)
         weight, bias = cuts[first, last]

@@ -218,8 +218,6 @@ def draw_layer(cell: str, batch: int, batch_sizes: Tensor | None, size: int, dty
     saves an addition."""
     rows, bound = reference.CELLS[cell].gates * size, size**-0.5
     params = RECURRENCE_PARAMS.get(cell, lambda hidden: ())(size)
-    if reference.CELLS[cell].normalised:  # with gains near 1, rounding errors would grow over the steps
-        params = (0.1 * params[0], *params[1:])
     width = params[0].shape[0] if cell == "lstm_projected" else size
     shapes = {"weight_ih": (rows, size), "weight_hh": (rows, width), "bias_ih": (rows,)}
     weights = {name: torch.empty(shape).uniform_(-bound, bound) for name, shape in shapes.items()}

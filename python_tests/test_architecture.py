@@ -52,7 +52,7 @@ FLOORS = {
     "rnnkern.profile": {"rnnkern._report", "rnnkern.testing"},
     "rnnkern.ops": OWN | {"rnnkern._cells", "rnnkern._torch_private", "rnnkern.reference", "rnnkern.triton"},
     "rnnkern._cell": {"rnnkern._cells", "rnnkern.ops", "rnnkern.reference", "rnnkern.testing"},
-    "rnnkern.cells": {"rnnkern._cell"},
+    "rnnkern.cells": {"rnnkern._cell", "rnnkern._cells"},
     "rnnkern._precompile": OWN | {"rnnkern.ops"},
     "rnnkern.parametrizations": MATH | {"rnnkern._torch_private"},
     "rnnkern.analysis": MATH,

@@ -5,20 +5,21 @@ import itertools
 import pytest
 import torch
 
-from python_tests.samples import DENSE, RECURRENCE_OPTIONS, covering_rows, recurrence_samples
+from python_tests.samples import DENSE, NORMALISED, RECURRENCE_OPTIONS, covering_rows, recurrence_samples
 from rnnkern import reference
 from rnnkern.reference import CELLS
+from rnnkern.reference._recurrence import cell_of
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", [*CELLS, *NORMALISED])
 def test_every_cell_has_a_sample_of_every_option_that_the_reference_takes(cell):
     samples = list(recurrence_samples([cell]))
     left_out = {option for option in RECURRENCE_OPTIONS if "heads" in option and cell in DENSE}
-    left_out |= {option for option in RECURRENCE_OPTIONS if "keep" in option and "layer_norm" in cell}
+    left_out |= {option for option in RECURRENCE_OPTIONS if "keep" in option and cell in NORMALISED}
     assert [sample.name for sample in samples] == [f"{cell}-{o}" for o in RECURRENCE_OPTIONS if o not in left_out]
     for sample in samples:
         h, final = reference.recurrence(*sample.args, **sample.kwargs)
-        assert len(final) == CELLS[cell].states
+        assert len(final) == cell_of(cell).states
         assert h.isfinite().all()
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from rnnkern import _extension, analysis, cells, nn, ops, optim, parametrizations
 from rnnkern._cell import Cell, cell
+from rnnkern._cells.norms import layer_norm, rms_norm
 from rnnkern._cells.trace import CellError
 from rnnkern._extension import PerformanceWarning
 from rnnkern._precompile import precompile
@@ -13,8 +14,8 @@ from rnnkern.swap import explain, replace, restore
 __version__ = "0.1.0"
 
 __all__ = [
-    "Cell", "CellError", "PerformanceWarning", "analysis", "build_info", "cell", "cells", "explain", "nn", "ops",
-    "optim", "parametrizations", "precompile", "release_memory", "replace", "restore", "use",
+    "Cell", "CellError", "PerformanceWarning", "analysis", "build_info", "cell", "cells", "explain", "layer_norm", "nn",
+    "ops", "optim", "parametrizations", "precompile", "release_memory", "replace", "restore", "rms_norm", "use",
 ]  # fmt: skip
 
 

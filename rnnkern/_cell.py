@@ -18,8 +18,9 @@ from rnnkern import ops
 from rnnkern._cells import library
 from rnnkern._cells.derive import Derived, derive
 from rnnkern._cells.evaluate import equations_of, step_of
+from rnnkern._cells.expressions import expression, leaf
 from rnnkern._cells.graph import Node, in_order
-from rnnkern._cells.header import expression, header_of, leaf
+from rnnkern._cells.header import header_of
 from rnnkern._cells.trace import CellError, trace
 from rnnkern.ops.dispatch import use
 from rnnkern.reference._recurrence import OWN_CELLS
@@ -35,6 +36,7 @@ class Cell:
             the equations, so that a redefined cell uses its new equations.
         gates, recurrent: names of the gates, and of the gates that have rows in R.
         states, params: names of the states and of the parameters, which are (H,) each.
+        rows: for each parameter 1, or G if it is the weight or bias of a norm over all gates, (G*H,).
         saved: number of floats per unit and step that the backward pass needs in addition to the states.
         save: the variables whose values are saved, if they were given.
         init: the bounds of the uniform distributions that initialize parameters in a module, by parameter.
@@ -47,8 +49,9 @@ class Cell:
         self.function = function
         self._derived = derived = derive(trace(function, tuple(gates), tuple(recurrent), save))
         traced = derived.traced
-        self.gates, self.recurrent, self.states, self.params = traced[1:5]
-        self.saved, self.init, self.save = len(derived.saved), dict(init), save
+        self.gates, self.recurrent, self.states, self.params, self.rows = traced[1:6]
+        self.saved, self.save = len(derived.saved), save
+        self.init = {name: (value, value) for name, value in traced.initial.items()} | dict(init)
         given = inspect.signature(function).parameters.values()
         constant = [p for p in given if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
         self._signature = inspect.Signature([p for p in given if p not in constant])
@@ -64,7 +67,8 @@ class Cell:
         self._equations = equations_of(traced)
         step = step_of(traced, self._equations)
         OWN_CELLS[self.name] = Formula(
-            step, len(self.gates), len(self.states), self.params, derived.joint, len(self.recurrent)
+            step, len(self.gates), len(self.states), self.params, derived.joint, len(self.recurrent), traced.rows,
+            bool(traced.norms),
         )  # fmt: skip
         largest = max(len(self.gates), traced.first, len(self.recurrent) - traced.first)
         library.know(self.name, library.Known(type_name, self.source, self.saved, largest))
@@ -120,7 +124,7 @@ class Cell:
         def drawn(dtype: torch.dtype, rounded: torch.dtype, seed: int = 0) -> list[Tensor]:
             generator, hidden = torch.Generator().manual_seed(seed), 5
             shapes = [(3, 2, len(self.gates) * hidden), (len(self.recurrent) * hidden, hidden)]
-            shapes += [(2, hidden)] * len(self.states) + [(hidden,)] * len(self.params)
+            shapes += [(2, hidden)] * len(self.states) + [(rows * hidden,) for rows in self.rows]
             leaves = [torch.randn(shape, generator=generator) / 2 for shape in shapes]
             return [x.to(rounded).to(device, dtype).requires_grad_() for x in leaves]
 
@@ -158,7 +162,8 @@ class Cell:
 
     def __repr__(self) -> str:
         derived = self._derived
-        shown = ["u, r", *self.states, *(f"{name}=(H,)" for name in self.params)]
+        params = zip(self.params, self.rows, strict=True)
+        shown = ["u, r", *self.states, *(f"{name}=({'H' if rows == 1 else f'{rows}*H'},)" for name, rows in params)]
         lines = [f"rnnkern.cell {self.__name__}({', '.join(shown)}): {_counted(len(self.gates), 'gate')}"]
         if any(self.gates):
             lines[0] += f" {', '.join(self.gates)}"
@@ -184,9 +189,9 @@ def cell(
     (H,); those with a default are constants. ``r.n(x)`` is a second product, :math:`R_n x + b_n`, whose operand may
     depend on the results of the first product.
 
-    The function is ordinary elementwise PyTorch. The decorator traces it once and derives the backward pass. Kernels,
-    the reference and second derivatives all compute the traced equations, so a constant from outside the function has
-    the value of that moment, whatever becomes of it.
+    The function is ordinary elementwise PyTorch, and :func:`rnnkern.layer_norm` and :func:`rnnkern.rms_norm`. The
+    decorator traces it once and derives the backward pass. Kernels, the reference and second derivatives all compute
+    the traced equations, so a constant from outside the function has the value of that moment, whatever becomes of it.
     The first call compiles kernels for both with the system's C++ compiler, in about two seconds, and on a GPU also
     with NVRTC; they are cached on disk (``RNNKERN_CACHE_DIR``). Without a compiler the equations run in a loop over
     time, with a warning.
@@ -275,10 +280,16 @@ def _equations(derived: Derived) -> tuple[list[str], dict[Node, str]]:
     """The steps of the forward pass and the gradients, in the order of computation, and the names of their values."""
     traced = derived.traced
     names: dict[Node, str] = {}
-    for kind, of in (("u", traced.gates), ("r", traced.recurrent), ("old", traced.states), ("param", traced.params)):
+    make = traced.graph.make
+    for kind, of in (("u", traced.gates), ("r", traced.recurrent), ("old", traced.states)):
         for k, name in enumerate(of):
-            node = traced.graph.make(kind, data=k)
-            names[node] = (f"{kind}.{name}" if name else kind) if kind in "ur" else name
+            names[make(kind, data=k)] = (f"{kind}.{name}" if name else kind) if kind in "ur" else name
+    for data in traced.values_of_params():
+        k, j = data if isinstance(data, tuple) else (data, None)
+        names[make("param", data=data)] = traced.params[k] if j is None else f"{traced.params[k]}[{j}]"
+    for k, norm in enumerate(traced.norms):
+        for j in range(len(norm.inputs)):
+            names[make("dinput", data=(k, j))] = f"dinput{k}[{j}]"
     for k, name in enumerate(traced.states):
         names[traced.graph.make("grad", data=k)] = f"d{name}'"
     lines: list[str] = []
@@ -289,9 +300,11 @@ def _equations(derived: Derived) -> tuple[list[str], dict[Node, str]]:
 
     operand = {} if traced.operand is None else {"operand": traced.operand}
     results = operand | {f"{name}'": node for name, node in zip(traced.states, traced.next, strict=True)}
+    results |= {f"dnorm{k}[{j}]": node for k, nodes in enumerate(derived.dnorms) for j, node in enumerate(nodes)}
     results |= of_each("du", traced.gates, derived.du)
     results |= {} if derived.joint else of_each("dr", traced.recurrent, derived.dr)
-    results |= of_each("d", traced.states, derived.dold) | of_each("d", traced.params, derived.dparams)
+    results |= of_each("d", traced.states, derived.dold)
+    results |= {f"d{names[traced.graph.make('param', data=data)]}": node for data, node in derived.dparams.items()}
     added = of_each("du", traced.gates, derived.operand_du) if operand else {}
     added |= of_each("dr", traced.recurrent, derived.operand_dr) if operand and not derived.joint else {}
     added |= of_each("d", traced.states, derived.operand_dold) if operand else {}
@@ -299,6 +312,10 @@ def _equations(derived: Derived) -> tuple[list[str], dict[Node, str]]:
         for step in in_order([node] if node else [], stop=names.__contains__):
             if step not in names and step.args:
                 text = expression(step, names).replace("V(", "(")
+                if step.op == "norm":
+                    text = (
+                        f"{traced.norms[step.data[0]].kind}({', '.join(names[a] for a in step.args)})[{step.data[1]}]"
+                    )
                 names[step] = f"x{len(lines)}"
                 lines.append(f"{names[step]} = {text}")
         lines.append(f"{name} = {0 if node is None else names.get(node) or leaf(node)}".replace(" + = ", " += "))

@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import sigmoid, tanh
 
 from rnnkern._cell import Cell, cell
+from rnnkern._cells.norms import layer_norm
 
 __all__ = [
-    "adams", "antisymmetric", "brc", "cfn", "cifg_lstm", "cornn", "ct_gru", "ea_lstm", "euler_gap", "fast_grnn", "gru",
-    "gru_d", "gru_d_pypots", "heavy_ball", "heavy_ball_tanh", "janet", "leaky", "lem", "li_gru", "lstm", "mgu",
-    "minimal_rnn", "nas", "nbrc", "peephole_lstm", "ran", "rnn", "slstm", "star", "ugrnn",
+    "adams", "antisymmetric", "brc", "cfn", "cifg_lstm", "cornn", "ct_gru", "dreamer_gru", "ea_lstm", "euler_gap",
+    "fast_grnn", "gru", "gru_d", "gru_d_pypots", "gru_layer_norm", "heavy_ball", "heavy_ball_tanh", "janet", "leaky",
+    "lem", "li_gru", "lstm", "lstm_layer_norm", "mgu", "minimal_rnn", "nas", "nbrc", "peephole_lstm", "ran", "rnn",
+    "slstm", "star", "ugrnn",
 ]  # fmt: skip
 
 
@@ -83,6 +85,37 @@ def gru_d_pypots(u, r, y):
     z = sigmoid(u.z + r.z)
     h = (1 - z) * tanh(u.n + r.c + sigmoid(u.r + r.r) * r.n) + z * y
     return torch.exp(-torch.relu(u.d)) * h
+
+
+@cell(gates="rnz")
+def dreamer_gru(u, r, h, *, weight_ln, bias_ln, eps=1e-3):
+    r"""The GRU of DreamerV3 (Hafner et al. 2023), with one norm over the gates of both products: :math:`r, n, z =
+    \mathrm{LN}(u + r)`, :math:`h' = s \tanh(\sigma(r) \, n) + (1 - s) h` with :math:`s = \sigma(z - 1)`. Use it in a
+    layer with ``bias=False``, and pass ``is_first`` as ``reset``."""
+    y = layer_norm(u + r, weight_ln, bias_ln, eps)
+    z = sigmoid(y.z - 1)
+    return z * tanh(sigmoid(y.r) * y.n) + (1 - z) * h
+
+
+@cell(gates="ifgo", save="ifgo")
+def lstm_layer_norm(u, r, h, c, *, weight_ln_ih, bias_ln_ih, weight_ln_hh, bias_ln_hh, weight_ln_c, bias_ln_c):
+    r"""LSTM with layer norm (Ba, Kiros and Hinton 2016, equations 20 to 22): :math:`i, f, g, o = \mathrm{LN}(u) +
+    \mathrm{LN}(r)`, :math:`c' = \sigma(f) c + \sigma(i) \tanh(g)`, :math:`h' = \sigma(o) \tanh(\mathrm{LN}(c'))`.
+    :class:`rnnkern.nn.LSTM` runs it with ``layer_norm=True``."""
+    u, r = layer_norm(u, weight_ln_ih, bias_ln_ih), layer_norm(r, weight_ln_hh, bias_ln_hh)
+    i, f, g, o = sigmoid(u.i + r.i), sigmoid(u.f + r.f), tanh(u.g + r.g), sigmoid(u.o + r.o)
+    c = f * c + i * g
+    return o * tanh(layer_norm(c, weight_ln_c, bias_ln_c)), c
+
+
+@cell(gates="rzn")
+def gru_layer_norm(u, r, h, *, weight_ln_ih, bias_ln_ih, weight_ln_hh, bias_ln_hh):
+    r"""GRU with layer norm (Ba, Kiros and Hinton 2016): a GRU whose reset gate is after the product, with
+    :math:`\mathrm{LN}(u)` and :math:`\mathrm{LN}(r)` in place of u and r. :class:`rnnkern.nn.GRU` runs it with
+    ``layer_norm=True``."""
+    u, r = layer_norm(u, weight_ln_ih, bias_ln_ih), layer_norm(r, weight_ln_hh, bias_ln_hh)
+    z = sigmoid(u.z + r.z)
+    return (1 - z) * tanh(u.n + sigmoid(u.r + r.r) * r.n) + z * h
 
 
 @cell(gates="gc")

@@ -5,17 +5,17 @@
 //   gates, states        values of u per unit; number of state tensors, of which R multiplies the first
 //   recurrent            values of R h per unit: as many as gates; fewer where the last gates have no recurrent part;
 //                        more where the last products have no gate of u
-//   params               the cell's own tensors, (H,) each, except the first with layer norm
-//   saved                values per unit that the backward needs in addition to the states
-//   joint                u and r are only used as u + r, so that their gradients are equal
-//   first_gates          gates of the first product R h; the remaining ones (none for most cells) belong to a second
+//   params               the cell's own tensors, (H,) each unless param_rows says that they have several values per
+//   unit saved                values per unit that the backward needs in addition to the states joint                u
+//   and r are only used as u + r, so that their gradients are equal first_gates          gates of the first product R
+//   h; the remaining ones (none for most cells) belong to a second
 //                        product, whose operand `prepare` computes from the first
 //   projected            h is W_hr times the result of the equations; W_hr (P, H) is passed in addition to `params`
-//   normalised           r = LN(R h) params[0] + b, a norm over the units of all gates, params[0] (G*H,). The engine
-//                        saves R h after the other values; `backward` finds r there. Neither function reads `params`.
+//   norms                number of norms over the units of values; if any, the functions below marked * are replaced by
+//                        those at the end
 //
-//   forward(u, r, old, params, next, save)                       the new state and what to save
-//   backward(save, old, next, params, grad, du, dr, dparams)     grad: in, dL/dnext; out, dL/dold without the part that
+//   forward(u, r, old, params, next, save)*                      the new state and what to save
+//   backward(save, old, next, params, grad, du, dr, dparams)*    grad: in, dL/dnext; out, dL/dold without the part that
 //                                                                passes through R; adds to dparams
 // and with a second product, first_gates < gates:
 //   prepare(u, r, old, save, operand)                            runs before forward
@@ -25,11 +25,15 @@
 // and where h is projected:
 //   unprojected(save, old)                                       recomputes the input of W_hr
 //
-// and with layer norm of c too, y = LN(c') params[1] + params[2]: `forward` leaves h' to `output`, and `backward` finds
-// y in next[1], and in grad[1] the gradient of c' including the part through y:
-//   next_c(save, old)                                            recomputes c'
-//   output(save, y)                                              h'
-//   output_backward(save, y, dh)                                 dL/dy
+// A cell with norms has passes over the row of a sequence, each of which reads and writes the values of one unit
+// through `at` (rnnkern/_cells/rows.py writes the passes and says what they do). `levels` is the number of norms that
+// depend on one another, and r_slot the number of the first saved value if R h is saved, else -1:
+//   forward<pass>(at)    pass 0..levels     saved values, inputs of norms of level `pass`; in the last pass the new
+//   state inputs<pass>(at)     pass 0..levels-1   recomputes, from the saved values, inputs of norms that are not among
+//   them backward<pass>(at)   pass levels-1..-1  the gradients of the results of norms of level `pass`, and what is
+//   complete of
+//                                           those of u, r, old and params
+//   tangent<pass>(at)    pass 0..levels     the tangents of the inputs of norms, and in the last pass of the new state
 //
 // Arrays hold one value per gate, state, parameter or saved quantity. No torch and no CUDA headers here.
 #pragma once
@@ -43,15 +47,37 @@ template <int first_gates_, int gates_, int states_, int params_, int saved_, bo
 struct CellFacts {
   static constexpr int first_gates = first_gates_, gates = gates_, states = states_, params = params_, saved = saved_;
   static constexpr int recurrent = gates;
-  static constexpr bool joint = joint_, projected = false, normalised = false;
+  static constexpr bool joint = joint_, projected = false;
   static constexpr bool two_products = first_gates < gates;
+  static constexpr int norms = 0, levels = 0, r_slot = -1;
+  static constexpr int8_t param_rows[most_params] = {1, 1, 1, 1, 1, 1, 1, 1};
 };
 
-template <class Cell>
-constexpr CellNumbers numbers_of{Cell::first_gates, Cell::gates, Cell::recurrent, Cell::states,    Cell::params,
-                                 Cell::saved,       Cell::joint, Cell::projected, Cell::normalised};
+// A norm over the units of `values` values, (x - mean) / sqrt(variance + eps), or with the mean replaced by 0.
+struct NormFacts {
+  int level, values;
+  int slot;       // of its inputs among the saved values, if they are saved next to one another, else -1
+  bool centered;  // whether the mean is subtracted
+  double eps;
+};
 
-constexpr double norm_eps = 1e-5;  // added to the variance by layer norm
+// The rows of H elements that the norms of a sequence need as workspace: inputs that are not saved, and the gradients
+// or tangents of all.
+template <class Cell>
+constexpr int norm_rows() {
+  int rows = 0;
+  if constexpr (Cell::norms > 0)
+    for (const NormFacts& norm : Cell::norm_facts) rows += (norm.slot < 0 ? 2 : 1) * norm.values;
+  return rows;
+}
+
+template <class Cell>
+constexpr CellNumbers numbers_of = [] {
+  CellNumbers numbers{Cell::first_gates, Cell::gates,     Cell::recurrent, Cell::states,      Cell::params, Cell::saved,
+                      Cell::joint,       Cell::projected, Cell::norms > 0, norm_rows<Cell>(), Cell::r_slot, {}};
+  for (int i = 0; i < most_params; ++i) numbers.param_rows[i] = Cell::param_rows[i];
+  return numbers;
+}();
 
 using ElmanFacts = CellFacts<1, 1, 1, 0, 0, true>;
 

@@ -5,12 +5,10 @@
 #include "cells/euler.h"
 #include "cells/goru.h"
 #include "cells/gru.h"
-#include "cells/gru_layer_norm.h"
 #include "cells/gru_reset_before.h"
 #include "cells/hardtanh.h"
 #include "cells/identity.h"
 #include "cells/lstm.h"
-#include "cells/lstm_layer_norm.h"
 #include "cells/lstm_projected.h"
 #include "cells/modrelu.h"
 #include "cells/relu.h"
@@ -30,9 +28,7 @@
   X(Goru)                \
   X(ComplexModRelu)
 
-// All: the same, and after them those that a GPU takes step by step.
+// All: the same, and after them the one that a GPU takes step by step.
 #define RNNKERN_ALL_CELLS(X) \
   RNNKERN_CELLS(X)           \
-  X(LstmProjected)           \
-  X(LstmLayerNorm)           \
-  X(GruLayerNorm)
+  X(LstmProjected)

@@ -14,12 +14,11 @@ constexpr int most_states = 8, most_params = 8;
 struct CellNumbers {
   int first_gates, gates, recurrent, states, params, saved;
   bool joint, projected, normalised;
+  int norm_rows, r_slot;
+  int8_t param_rows[most_params];
 
   constexpr bool two_products() const { return first_gates < recurrent; }
-  // Number of values that the equations save. With layer norm the engine saves R h after them.
-  constexpr int own_saved() const { return saved - (normalised ? recurrent : 0); }
-  // Elements of workspace for a row with layer norm, forward and backward.
-  constexpr int64_t workspace_size(int64_t hidden) const { return normalised ? (recurrent + 2) * hidden : 0; }
+  constexpr int second_gates() const { return recurrent - (two_products() ? first_gates : 0); }  // of the last product
 };
 
 template <class T>
@@ -34,9 +33,8 @@ struct ForwardStrip {
   T* next[most_states];
   T* saved;    // (saved, H), or null: nothing is saved
   T* operand;  // of the second product
-  // With layer norm a strip is a whole row, and R h is the last of `saved`:
-  const T* bias;  // (recurrent * H,), or null
-  T* workspace;   // workspace_size()
+  // With norms a strip is a whole row; r is (gates of the last product, H), and `saved` is never null.
+  T* workspace;  // (norm_rows, H)
 };
 
 template <class T>
@@ -52,31 +50,24 @@ struct BackwardStrip {
   T* du;                    // (gates, H); null for a joint cell, where du equals dr
   T* dr;                    // (recurrent, H)
   T *du_sum, *dr_sum;       // shaped like du and dr, which are added to them; or null
-  T* dparams[most_params];  // added to; without layer norm, null if they are not wanted
+  T* dparams[most_params];  // added to; or null
   const T* doperand;        // the gradient of the second product's operand
   T* operand;               // of the second product, or the input of W_hr, recomputed
-  const T* bias;            // as in ForwardStrip
-  T* workspace;
-  bool mixed;  // next[1] is the state after zoneout, not the input of the norm
+  T* workspace;             // as in ForwardStrip
 };
 
-// With layer norm: the tangents of a whole row, given that of R h. Tangents are null where they are zero.
+// With norms: the tangents of a whole row, given that of R h. Tangents are null where they are zero.
 template <class T>
 struct TangentStrip {
   int64_t hidden;
   const T* saved;
   const T* old[most_states];
-  const T* next[most_states];
   const T* params[most_params];
-  const T* bias;
-  bool mixed;  // as in BackwardStrip
   const T* old_tangent[most_states];
-  const T* u_tangent;
-  T* r_tangent;  // in: of R h; overwritten
+  const T *u_tangent, *r_tangent;
   const T* params_tangent[most_params];
-  const T* bias_tangent;
   T* next_tangent[most_states];  // other rows than old_tangent
-  T* workspace;                  // workspace_size()
+  T* workspace;                  // (norm_rows, H)
 };
 
 // Functions that a cell does not have are null.
@@ -90,7 +81,7 @@ struct Strips {
   Forward forward;            // next and saved
   Backward backward;          // grad, du, dr, dparams; with two products, not the final du and dr of the first gates
   Backward prepare_backward;  // after it: du and dr of the first gates, operand; adds to grad[0]
-  Tangent tangent;            // with layer norm: next_tangent
+  Tangent tangent;            // with norms: next_tangent
 };
 
 // The strips of a cell that was compiled at run time, for one SIMD level.

@@ -83,8 +83,8 @@ struct Call {
     const int64_t batch = state_[0].size(rank - 2);
     for (const Tensor& s : state_) state.push_back(sized("state", s, batch * (state.empty() ? width : hidden)));
     for (const Tensor& x : params_) {
-      const bool wide = cell.normalised && params.empty();
-      params.push_back(sized("params", x, cell.projected ? width * hidden : wide ? recurrent : hidden));
+      const int rows = cell.param_rows[params.size()];
+      params.push_back(sized("params", x, cell.projected ? width * hidden : rows * hidden));
     }
     if (bias_) bias = sized("bias", *bias_, recurrent);
     layout = RowLayout("recurrence", "u", of_all_steps.value_or(u), batch, batch_sizes);

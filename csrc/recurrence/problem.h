@@ -83,7 +83,7 @@ struct Weights {
   Matrix<T> R;                   // (K, G*D, D), D = H / K; K = 1 is the dense (G*H, P)
   Matrix<T> W;                   // (G*H, I); no values if the caller has projected the input
   Matrix<T> W_hr;                // (P, H); no values if h is not projected
-  const T* params[most_params];  // (H,) each; with layer norm the first is (G*H,)
+  const T* params[most_params];  // (param_rows * H,) each
 };
 
 // The weight of the old state in the new one, for all of its tensors: element (t, b) at t*step + b*row. It excludes

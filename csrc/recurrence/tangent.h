@@ -22,7 +22,6 @@ struct Tangent {
 
   int64_t count;                         // S, the tangents of each sequence
   const T *u_tangent, *r_tangent;        // (S, rows, G*H), or null
-  const T* bias_tangent;                 // (S, G*H) with layer norm, or null
   const T* params_tangent[most_params];  // shaped like params with a leading S, or null
   const T* projected_tangent;            // (S, rows, P): added to the tangent of a projected h; or null
   const T* initial[most_states];         // tangents of the initial state, (S, B, P) and (S, B, H)

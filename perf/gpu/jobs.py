@@ -95,7 +95,7 @@ SMALL: dict[str, tuple[Builder, str, bool]] = {
         ("grid", "lstm", "bfloat16", 512, {}),
         ("grid", "gru", "float32", 512, {}),
         ("stepwise", "lstm", "float32", 33, {}),
-        ("stepwise", "gru_layer_norm", "bfloat16", 64, {}),
+        ("stepwise", "gru", "bfloat16", 33, {}),
         ("stepwise", "tanh", "float64", 33, {}),
     )
 } | {

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import rnnkern
-from python_tests.samples import recurrence_sample, takes
+from python_tests.samples import NORMALISED, recurrence_sample, takes
 from rnnkern.analysis import jacobian
 from rnnkern.reference import CELLS
-from rnnkern.reference._recurrence import product_of
+from rnnkern.reference._recurrence import cell_of, product_of
 
 F64 = torch.float64
-CASES = [(cell, heads) for cell in CELLS for heads in (1, 2) if heads == 1 or takes(cell, ["heads"])]
+CASES = [(cell, heads) for cell in (*CELLS, *NORMALISED) for heads in (1, 2) if heads == 1 or takes(cell, ["heads"])]
 
 
 def arguments(cell, batch=3, hidden=4, heads=1, seed=0):
@@ -23,7 +23,7 @@ def arguments(cell, batch=3, hidden=4, heads=1, seed=0):
 
 def by_autograd(cell, u, R, state, bias, params):
     """vmap(jacrev) of the reference's formula."""
-    facts = CELLS[cell]
+    facts = cell_of(cell)
 
     def step(u, *state):
         state = tuple(s[None] for s in state)
@@ -59,8 +59,8 @@ def test_at_a_kink_it_is_the_derivative_of_the_backward_pass(cell, u, params):
 def test_without_bias_sequences_or_columns():
     args, _ = arguments("lstm", batch=0, hidden=1)
     assert jacobian(*args).shape == (0, 2, 2)
-    cell, u, R, state = arguments("gru_layer_norm", batch=0)[0]
-    assert jacobian(cell, u, R, state, params=(torch.ones(12, dtype=F64),)).shape == (0, 4, 4)
+    (cell, u, R, state), options = arguments(NORMALISED[1], batch=0)
+    assert jacobian(cell, u, R, state, **options).shape == (0, 4, 4)
 
 
 def test_the_closed_forms_can_be_differentiated():

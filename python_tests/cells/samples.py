@@ -34,12 +34,30 @@ def without_product(u, r, h):
     return f * h + (1 - f) * u.n
 
 
+@rnnkern.cell(gates="rzn")
+def normalised_reset_before(u, r, h, *, w, b):
+    """Norms of values before and after a second product."""
+    z = torch.sigmoid(rnnkern.layer_norm(u.z) + r.z)
+    n = torch.tanh(rnnkern.rms_norm(u.n + r.n(torch.sigmoid(u.r + r.r) * h), w))
+    return rnnkern.layer_norm((1 - z) * n + z * h, None, b)
+
+
+@rnnkern.cell(gates="fn", recurrent="")
+def normalised_without_product(u, r, h):
+    u = rnnkern.rms_norm(u)
+    f = torch.sigmoid(u.f)
+    return rnnkern.layer_norm(f * h + (1 - f) * u.n)
+
+
+NORMALISED = [
+    rnnkern.cells.lstm_layer_norm, rnnkern.cells.dreamer_gru, normalised_reset_before, normalised_without_product,
+]  # fmt: skip
 CELLS = [several, reset_before, oscillators, without_product, rnnkern.cells.slstm, rnnkern.cells.brc, rnnkern.cells.nas]
 
 
 def call(
     cell, dtype=torch.float64, rounded=None, steps=5, batch=3, hidden=9, heads=1, drawn_with=0, op=recurrence,
-    device="cpu", **kwargs,
+    device="cpu", batch_sizes=None, **kwargs,
 ):  # fmt: skip
     """Values and gradients of a call; its inputs are first rounded to another dtype. A state called n, by which slstm
     divides, is positive, as a sum of exponentials is."""
@@ -50,17 +68,18 @@ def call(
         x = torch.randn(shape, dtype=torch.float64).mul(0.5)
         return x.to(rounded or dtype).to(device, dtype).requires_grad_()
 
-    leaves = [drawn(steps, batch, gates * hidden), *(drawn(batch, hidden) for _ in cell.states)]
+    rows = (steps, batch) if batch_sizes is None else (int(batch_sizes.sum()),)
+    leaves = [drawn(*rows, gates * hidden), *(drawn(batch, hidden) for _ in cell.states)]
     for name, x in zip(cell.states, leaves[1:], strict=True):
         if name == "n":
             x.data.abs_().add_(0.5)
-    leaves += [drawn(hidden) for _ in cell.params]
+    leaves += [drawn(rows * hidden) for rows in cell.rows]
     u, *rest = leaves
     state, params = rest[: len(cell.states)], rest[len(cell.states) :]
     sizes = (recurrent * hidden, hidden) if heads == 1 else (heads, recurrent * hidden // heads, hidden // heads)
     R, bias = drawn(*sizes), drawn(recurrent * hidden)
     leaves += [R, bias] if recurrent else []
-    h, final = op(cell.name, u, R, state, bias=bias, params=params, **kwargs)
+    h, final = op(cell.name, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, **kwargs)
     loss = sum(
         (y * torch.linspace(-1, 1, y.numel(), dtype=dtype, device=device).view(y.shape)).sum() for y in (h, *final)
     )

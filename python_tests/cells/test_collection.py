@@ -40,6 +40,37 @@ def cifg_lstm(x, R, p, h, c):
     return s(x(2) + R(2, h)) * tanh(new), new
 
 
+def normal(values, weight, bias, eps=1e-5):
+    """The values, normalized together."""
+    x = torch.cat(values, -1)
+    deviation = torch.sqrt(x.var(-1, correction=0, keepdim=True) + eps)
+    return ((x - x.mean(-1, keepdim=True)) / deviation * weight + bias).chunk(len(values), -1)
+
+
+def dreamer_gru(x, R, p, h):
+    reset, new, update = normal([x(k) + R(k, h) for k in range(3)], p["weight_ln"], p["bias_ln"], 1e-3)
+    return s(update - 1) * tanh(s(reset) * new) + (1 - s(update - 1)) * h
+
+
+def of_both(x, R, p, h, gates):
+    """LN(u) and LN(r), by gate."""
+    u = normal([x(k) for k in range(gates)], p["weight_ln_ih"], p["bias_ln_ih"])
+    r = normal([R(k, h) for k in range(gates)], p["weight_ln_hh"], p["bias_ln_hh"])
+    return list(zip(u, r, strict=True))
+
+
+def lstm_layer_norm(x, R, p, h, c):
+    i, f, g, o = (a + b for a, b in of_both(x, R, p, h, 4))
+    c = s(f) * c + s(i) * tanh(g)
+    return s(o) * tanh(*normal([c], p["weight_ln_c"], p["bias_ln_c"])), c
+
+
+def gru_layer_norm(x, R, p, h):
+    reset, update, (u, r) = of_both(x, R, p, h, 3)
+    z = s(sum(update))
+    return (1 - z) * tanh(u + s(sum(reset)) * r) + z * h
+
+
 def ugrnn(x, R, p, h):
     g = s(x(0) + R(0, h))
     return g * h + (1 - g) * tanh(x(1) + R(1, h))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rnnkern
-from python_tests.cells.samples import CELLS, call, oscillators, several
+from python_tests.cells.samples import CELLS, NORMALISED, call, oscillators, several
 from python_tests.samples import numbered
 from rnnkern import _extension
 from rnnkern.nn import GRU, RNN, Recurrent
@@ -29,14 +29,14 @@ def agrees(cell, **kwargs):
     torch.testing.assert_close(call(cell, **kwargs), expected, rtol=1e-10, atol=1e-10)
 
 
-each_cell = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+each_cell = pytest.mark.parametrize("cell", [*CELLS, *NORMALISED], ids=lambda cell: cell.__name__)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @each_cell
 @pytest.mark.sampled
 def test_a_kernel_computes_the_function(cell, dtype):
-    state, params = [torch.zeros(1, 1)] * len(cell.states), [torch.zeros(1)] * len(cell.params)
+    state, params = [torch.zeros(1, 1)] * len(cell.states), [torch.zeros(n) for n in cell.rows]
     u, R = torch.zeros(1, 1, len(cell.gates)), torch.zeros(len(cell.recurrent), 1)
     assert explain(recurrence, cell, u, R, state, params=params).implementation == "cpu"
 

@@ -45,6 +45,13 @@ FUNCTIONS = [
     (lambda u, r, h, *, weight_hh: u + r + weight_hh * h, "the parameter 'weight_hh' has the name of a layer's weight"),
     (lambda u, r, h, *, mode="fast": u + r, "the default of `mode` must be a number, got 'fast'"),
     (lambda u, r, *states: u + r, "`*args` or `**kwargs` in the signature"),
+    (lambda u, r, h: F.batch_norm(u + r + h, h, h), "`batch_norm`, a norm over the batch; rnnkern.layer_norm and"),
+    (lambda u, r, h: torch.softmax(u + r + h, -1), "`softmax` over units; torch.sigmoid weighs each unit by itself"),
+    (lambda u, r, h: F.layer_norm(u + r + h, (3,)), "`layer_norm`; use rnnkern.layer_norm or rnnkern.rms_norm"),
+    (
+        lambda u, r, h, *, p: u + r + rnnkern.layer_norm(p),
+        "a value that is the same for all sequences; normalize it out",
+    ),
 ]
 
 
@@ -58,6 +65,16 @@ def test_a_function_is_refused_with_its_line(function, message):
 
 def two(u, r, h):
     return u.f + r.f
+
+
+def four_norms(u, r, h):
+    for _ in range(4):
+        h = rnnkern.layer_norm(h + u + r)
+    return h
+
+
+def one_for_both(u, r, h, *, p):
+    return rnnkern.layer_norm(u + r, p).a + rnnkern.layer_norm(u.b, p)
 
 
 OPTIONS = [
@@ -79,6 +96,23 @@ OPTIONS = [
     (lambda u, r, h: u.a + r.a(u.b + r.b), {"gates": "ab"}, "names gates of the second product before others"),
     (lambda u, r, h, *, p: u.a + u.b + r.b(p * (h + r.a)), {"gates": "ab"}, "depends on a parameter"),
     (lambda u, r, h: u.a + r.a + r.b(u.b * h), {"gates": "ab"}, "reads a later gate of `u`"),
+    (
+        lambda u, r, h: u.a + u.b + r.b(rnnkern.layer_norm(h + r.a)),
+        {"gates": "ab"},
+        "the operand of a second product depends on a norm; normalize values after the second product",
+    ),
+    (
+        lambda u, r, h: u.a + u.b + rnnkern.layer_norm(r).a + r.b(h + r.a),
+        {"gates": "ab"},
+        "a norm over the gates of two products; normalize values of the gates one by one",
+    ),
+    (four_norms, {}, "a fourth norm; a cell has at most 3"),
+    (one_for_both, {"gates": "ab"}, "the parameter 'p' is used for all gates and for one value; use two"),
+    (lambda u, r, h: rnnkern.layer_norm(u + r, 2.0).a, {"gates": "ab"}, "the weight of a norm over all gates; make it"),
+    (lambda u, r, h: rnnkern.layer_norm(u + r).a, {"gates": "ab", "recurrent": "a"}, "u + r needs the same gates"),
+    (lambda u, r, h: torch.tanh(u).a + r.a, {"gates": "ab"}, "a function of all gates of `u`; rnnkern.layer_norm and"),
+    (lambda u, r, h: (u * 2).a + r.a, {"gates": "ab"}, "a function of all gates of `u`"),
+    (lambda u, r, h: rnnkern.rms_norm(u + r).c, {"gates": "ab"}, "`rms_norm` has no gate 'c'; it has rms_norm.a,"),
 ]
 
 

@@ -8,7 +8,7 @@
 #undef RNNKERN_CELLS
 #define RNNKERN_CELLS(X) X(Lstm) X(GruResetBefore)
 #undef RNNKERN_ALL_CELLS
-#define RNNKERN_ALL_CELLS(X) RNNKERN_CELLS(X) X(LstmProjected) X(LstmLayerNorm)
+#define RNNKERN_ALL_CELLS(X) RNNKERN_CELLS(X) X(LstmProjected)
 
 namespace rnnkern::cuda {
 

@@ -29,7 +29,7 @@ def of_recurrence(kernel: str, operators) -> Calls:
     sizes = [(3, 2, 5), (3, 9, 29)]
     options = {"packed": True, "reset": True, "grad_scale": 2}
     if kernel == "stepwise":
-        cells += ["lstm_projected", "lstm_layer_norm"]
+        cells += ["lstm_projected"]
         options |= {"zoneout": 0.3, "dropout": 0.3}
     if kernel.startswith("cluster"):  # a thousand threads
         sizes = [(3, 5, 133)]

@@ -19,17 +19,23 @@ from rnnkern._cells import library
 from rnnkern.ops.dispatch import collecting
 from rnnkern.testing import assert_close_over_draws
 
-CELLS = [*samples.CELLS, rnnkern.cells.peephole_lstm, rnnkern.cells.ran]
-STEPWISE = {"without_product", "brc", "nas"}
-"""Cells that only the stepwise kernels support: R has no gates, or more than the other kernels can hold on chip."""
+CELLS = [*samples.CELLS, *samples.NORMALISED, rnnkern.cells.peephole_lstm, rnnkern.cells.ran]
+STEPWISE = {"without_product", "brc", "nas", *(cell.__name__ for cell in samples.NORMALISED)}
+"""Cells that only the stepwise kernels support: R has no gates, or more than the others can hold on chip, or there are
+norms."""
 DRAWS = 8
 OPTIONS = {
     "plain": {},
     "gates computed again": {"save_gates": False},
-    "reset, reverse": {"reverse": True, "reset": torch.rand(5, 3, generator=torch.Generator().manual_seed(1)) < 0.4},
+    "packed, reset, reverse": {
+        "batch_sizes": torch.tensor([3, 3, 2, 1, 1]),
+        "reverse": True,
+        "reset": torch.rand(5, 3, generator=torch.Generator().manual_seed(1)) < 0.4,
+    },
     "heads": {"heads": 3},
     "zoneout, dropout": {"zoneout": 0.3, "dropout": 0.4, "seed": torch.tensor(3)},
     "mean of zoneout": {"zoneout": 0.3},
+    "many steps and units": {"steps": 66, "hidden": 133, "save_gates": False},
 }
 
 
@@ -50,7 +56,10 @@ def interpreted(cell) -> None:
 
 def kernels_of(cell, dtype, options):
     """Those that run a call."""
-    if not cell.recurrent and "heads" in OPTIONS[options]:
+    normalised = cell in samples.NORMALISED
+    if "heads" in OPTIONS[options] and (normalised or not cell.recurrent):
+        return []
+    if "hidden" in OPTIONS[options] and not normalised:  # more units than a block of theirs has threads
         return []
     if dtype == torch.float64 or cell.__name__ in STEPWISE or "zoneout" in OPTIONS[options]:
         return ["stepwise"]
@@ -71,12 +80,13 @@ CALLS = [
 )
 @pytest.mark.drawn
 def test_kernels_compute_the_function(own_cell, dtype, options, kernel, place):
-    given = {k: x.to(place.device) if isinstance(x, torch.Tensor) else x for k, x in OPTIONS[options].items()}
+    given = {k: x.to(place.device) if k in ("reset", "seed") else x for k, x in OPTIONS[options].items()}
     honest = {k: x for k, x in given.items() if k != "save_gates"}
     if place.name == "interpret":
         interpreted(own_cell)
     draws, found = [], []
     for k in range(DRAWS):
+        place.set_seed(k)  # of the schedule
 
         def one(op, *args, given=given, k=k):
             return samples.call(own_cell, *args, op=op, device=place.device, drawn_with=k, **given)
@@ -113,6 +123,20 @@ def test_kernels_compile_for_hardware(cell):
     }
     for program in own:
         assert _compiler.compile_now(_compiler.Program(*program, "sm_90")), program
+
+
+@NVRTC
+@pytest.mark.parametrize("cell", samples.NORMALISED, ids=lambda c: c.__name__)
+def test_kernels_of_cells_with_norms_compile_for_hardware(cell):
+    assert library.refusal(cell.name, on_cuda=True) is None
+    for dtype, noisy in (("float32", True), ("bfloat16", False), ("float64", False)):
+        plan = torch.ops.rnnkern.recurrence_plan(
+            cell.name, dtype, (9, 8, 64, 1), (9, 0, 132, 232448, 16, 8), noisy, False
+        )
+        own = [program for program in json.loads(plan)["programs"] if library._known[cell.name].type in program[1]]
+        assert len(own) >= 2
+        for program in own:
+            assert _compiler.compile_now(_compiler.Program(*program, "sm_90")), program
 
 
 @NVRTC

@@ -63,7 +63,6 @@ EDGES = [
     ("lstm", F32, (3, 258, 2), B200, "stepwise", "129 units"),
     ("gru", F64, (3, 32, 1), H100, "stepwise", "float64"),
     ("lstm_projected", F32, (3, 32, 1), H100, "stepwise", "this cell"),
-    ("gru_layer_norm", BF16, (3, 512, 1), H100, "stepwise", "this cell"),
     ("gru", F64, (3, 129, 1), H100, "stepwise", "129 units"),
     ("gru", F16, (3, 129, 1), T4, "stepwise", "129 units"),
     ("gru", F16, (3, 32, 1), T4, "stepwise", "capability 8.0"),

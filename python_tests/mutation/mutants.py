@@ -11,6 +11,7 @@ from python_tests.mutation.mutants_tangent import TANGENTS
 
 ON_CLUSTERS = "python_tests/gpu/test_recurrence_cluster.py"
 IN_TF32 = "python_tests/gpu/test_recurrence_calls.py"
+OWN_CELLS = "python_tests/gpu/test_own_cells.py"
 
 
 def values(cell: str) -> tuple[str, ...]:
@@ -19,7 +20,7 @@ def values(cell: str) -> tuple[str, ...]:
 
 DRAWN = ("python_tests/ops/test_properties.py",)
 DRAWS = named("float64_agrees and (zoneout or dropout)")
-NORMS = named("float64_agrees and layer_norm")
+NORMS = ("python_tests/cells/test_norms.py",)
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
 STEPS = named("values_and_gradients and -1-", "python_tests/ops/test_steps.py")
@@ -173,19 +174,15 @@ MUTANTS = [
     Mutant("recurrence/cpu/backward.h", "store(plan.dropout.apply(x, b, unit, lanes), operand", "store(x, operand",
            "what the second product's R multiplied", DRAWS),
     # ---- norms
-    Mutant("recurrence/cpu/normalised.h", "std::sqrt(variance + eps)", "std::sqrt(variance)", "a row of equal values",
-           ("python_tests/ops/test_layer_norm.py",)),
-    Mutant("recurrence/cpu/normalised.h", "lanes) - level -", "lanes) -", "the mean of a gradient through a norm",
-           NORMS),
-    Mutant("recurrence/cpu/normalised.h", "- (*this)(i, lanes) * along", "", "a gradient along the row", NORMS),
-    Mutant("recurrence/cpu/normalised.h", "add(dr[g] * norm(i, lanes), s.dparams[0] + i, lanes);", "",
+    Mutant("recurrence/cpu/normalised.h", "std::sqrt(variance + T(facts.eps))", "std::sqrt(variance)",
+           "a row of equal values", NORMS),
+    Mutant("recurrence/cpu/normalised.h", "lanes) - level - (*this)", "lanes) - (*this)",
+           "the mean of a gradient through a norm", NORMS),
+    Mutant("recurrence/cpu/normalised.h", " - (*this)(i, lanes) * along", "", "a gradient along the row", NORMS),
+    Mutant("recurrence/cpu/normalised.h", "facts.centered ? horizontal_sum(level) / n : T(0)",
+           "horizontal_sum(level) / n", "a norm that does not subtract the mean", NORMS),
+    Mutant("recurrence/cpu/normalised.h", "if (s.dparams[i]) this->add(x, s.dparams[i], value);", "",
            "the gain's gradient", NORMS),
-    Mutant("recurrence/cpu/normalised.h", "add(dc, s.grad[1] + unit, lanes);", "",
-           "what comes to c by its norm", NORMS),
-    Mutant("recurrence/cpu/step.h", "if (normalised) R.bias = nullptr;", "", "the bias before the norm",
-           NORMS),
-    Mutant("recurrence/cpu/backward.h", "strip.mixed = cell.states > 1 && plan.zoneout[1].on();",
-           "strip.mixed = false;", "the c that its norm saw, under zoneout", NORMS),
     # ---- the loop over time
     Mutant("cpu/workspace.h", "used += (elements + 15) / 16 * 16", "used += elements / 16 * 16",
            "the size of a part of the workspace", values("lstm")),
@@ -370,12 +367,14 @@ MUTANTS = [
            "what zoneout holds back of dh", interpreted("every_cell and zoneout and lstm_projected")),
     Mutant("recurrence/cuda/backward.cpp", "q.sequence = sequence_of_h;", "", "P in the place of H",
            interpreted("tiny and lstm_projected")),
-    Mutant("recurrence/cuda/step_normalised.cuh", "grad - means[0] -", "grad -",
-           "the mean of a gradient through a norm", interpreted("tiny and gru_layer_norm")),
-    Mutant("recurrence/cuda/step_normalised.cuh", "grad[1] += norm_c.backward(c, workspace[unit], of_c);", "",
-           "what comes to c by way of its norm", interpreted("tiny and lstm_layer_norm")),
+    Mutant("recurrence/cuda/step_normalised.cuh", "(dx[i] - sums[0] -", "(dx[i] -",
+           "the mean of a gradient through a norm", interpreted("dreamer_gru and float64 and plain", OWN_CELLS)),
+    Mutant("recurrence/cuda/step_normalised.cuh", "return norms[n].derivative(place(value));", "return A(0);",
+           "what comes to a value by way of its norm", interpreted("lstm_layer_norm and float64 and plain", OWN_CELLS)),
     Mutant("recurrence/cuda/step_normalised.cuh", "warp < norm_warps", "warp < 1", "the sums of other warps",
-           interpreted("several_chunks and gru_layer_norm")),
+           interpreted("dreamer_gru and float64 and many", OWN_CELLS)),
+    Mutant("recurrence/cuda/step_normalised.cuh", "if (Cell::joint) set_du(gate, x);", "",
+           "the gradient of u where it is that of R h", interpreted("dreamer_gru and float64 and plain", OWN_CELLS)),
     # ---- the closeness rule
     Mutant(CLOSENESS, "torch.float32: 4.0", "torch.float32: 6.0", "the factor of float32", RULE),
     Mutant(CLOSENESS, "torch.bfloat16: 2.0", "torch.bfloat16: 3.0", "the factor of bfloat16", RULE),

@@ -4,7 +4,8 @@ from python_tests.mutation.mutant import Mutant
 
 DERIVED = ("python_tests/cells/test_derivation.py", "python_tests/cells/test_collection.py")
 KERNELS = ("python_tests/cells/test_kernels.py",)
-GRAPH, DERIVE, HEADER = (f"rnnkern/_cells/{name}.py" for name in ("graph", "derive", "header"))
+GRAPH, DERIVE, HEADER, ROWS = (f"rnnkern/_cells/{name}.py" for name in ("graph", "derive", "header", "rows"))
+NORMS = ("python_tests/cells/test_norms.py",)
 
 CELLS = [
     Mutant(GRAPH, 'return g, make("neg", g)', "return g, g", "the sign of what is subtracted", DERIVED),
@@ -19,6 +20,10 @@ CELLS = [
            "transcendental functions are evaluated again", (*KERNELS, "-k", "what_is_saved")),
     Mutant(HEADER, 'return f"({text} > V(0))"', 'return f"({text} < V(0))"', "a condition that is kept",
            ("python_tests/cells/test_derivation.py",)),
+    Mutant(ROWS, "min([*map(first_pass, derived.dold), *reading])", "max(map(first_pass, derived.dold))",
+           "a gradient that a later pass reads", NORMS),
+    Mutant(ROWS, "if node in early or (level < k and", "if node in early or (level <= k and",
+           "a value that its own pass computes", NORMS),
     Mutant("recurrence/cpu/cell.h", "store_gates(du, first_of_u, s.du,", "store_gates(du, 0, s.du,",
            "u's gradient through a second product", (*KERNELS, "-k", "oscillators")),
     Mutant("recurrence/cpu/backward.h", "strip.grad[s] = now.h.is_reset(b) ? plan.lost : p.dstate[s] + b * hidden;",

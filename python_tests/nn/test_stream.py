@@ -303,7 +303,7 @@ def test_what_computes_the_steps():
         "GRU before, heads": Packed,
         "RNN NAG": LayerByLayer,
     }
-    kinds |= {"LSTM layer norm": LayerByLayer, "EURNN fused": LayerByLayer, "LRU": Whole, "SABLSTM": Whole}
+    kinds |= {"LSTM layer norm": Packed, "EURNN fused": LayerByLayer, "LRU": Whole, "SABLSTM": Whole}
     assert {name: type(made(name).stream()._engine) for name in kinds} == kinds
 
 

@@ -6,6 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from python_tests.gpu.recurrences import smooth
 from python_tests.samples import (
+    EVERY_CELL,
     check_recurrence,
     draws,
     outputs_and_gradients,
@@ -15,10 +16,9 @@ from python_tests.samples import (
 from python_tests.samples.operators import Call, draw, function_of, named
 from rnnkern import reference
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.reference._recurrence import cell_of
 
-SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=3, batch=3, hidden=4))
+SAMPLES = list(recurrence_samples(EVERY_CELL, steps=3, batch=3, hidden=4))
 
 
 FEW = [
@@ -44,7 +44,7 @@ def test_first_and_second_derivatives(sample):
     assert gradgradcheck(function, leaves, fast_mode=True)
 
 
-WITH_PARAMS = [cell for cell in KERNEL_CELLS if cell_of(cell).params]
+WITH_PARAMS = [cell for cell in EVERY_CELL if cell_of(cell).params]
 
 
 @pytest.mark.parametrize("inputs", [0, 3])
@@ -62,7 +62,7 @@ def test_members_with_constant_params_have_their_own_gradients(cell, inputs):
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_second_derivatives_by_every_element(cell):
     options = {"inputs": 2, "packed": True, "reset": True, "reverse": True, "requires_grad": True}
     call = draw("recurrence", 3, 3, 4, cell=cell, **options)
@@ -70,7 +70,7 @@ def test_second_derivatives_by_every_element(cell):
     assert gradgradcheck(function_of(call), list(call.tensors.values()))
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_second_derivatives_with_grad_scale(cell):
     """Finite differences do not include grad_scale, so the derivatives of the reference by autograd are the truth."""
     sample = recurrence_sample(cell, 3, 2, 3, grad_scale=2, requires_grad=True)
@@ -83,7 +83,7 @@ def test_second_derivatives_with_grad_scale(cell):
     torch.testing.assert_close(second(recurrence), second(reference.recurrence))
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_without_u_second_derivatives_say_what_keeps_it(cell):
     sample = recurrence_sample(cell, 3, 2, 3, requires_grad=True)
     leaves = sample.leaves()
@@ -133,7 +133,7 @@ LONG = {"steps": 150, "batch": 4, "hidden": 20, "packed": True, "reset": True, "
 
 @pytest.mark.parametrize("inputs", [0, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_gates_computed_again_give_the_same_bits(cell, dtype, inputs):
     sample = recurrence_sample(cell, **LONG, inputs=inputs, dtype=dtype)
     kept, computed = (outputs_and_gradients(op, sample) for op in (recurrence, again))
@@ -141,7 +141,7 @@ def test_gates_computed_again_give_the_same_bits(cell, dtype, inputs):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 @pytest.mark.sampled
 def test_gates_computed_again_from_16_bits_are_close(cell, dtype):
     """The recomputation reads h with 16 bits."""

@@ -9,8 +9,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rnnkern import cells
 from rnnkern.ops import explain, recurrence
-from rnnkern.reference import CELLS
+from rnnkern.reference._recurrence import cell_of
 
 T, B, H, K = 3, 2, 4, 2  # packed: lengths 3 and 1, so 4 rows
 
@@ -20,7 +21,7 @@ def zeros(*sizes, **options):
 
 
 def good(cell="lstm", packed=False):
-    gates, states, params = CELLS[cell].gates, CELLS[cell].states, CELLS[cell].params
+    _, gates, states, params, _, _, rows, _ = cell_of(cell)
     width = H - 1 if cell == "lstm_projected" else H
     arguments = {
         "cell": cell,
@@ -28,7 +29,7 @@ def good(cell="lstm", packed=False):
         "R": zeros(gates * H, width),
         "state": (zeros(B, width), zeros(B, H))[:states],
         "bias": zeros(gates * H),
-        "params": tuple(zeros({"weight_hr": (width, H), "weight_ln_hh": (gates * H,)}.get(p, (H,))) for p in params),
+        "params": (zeros(width, H),) if width < H else tuple(zeros(n * H) for n in rows or [1] * len(params)),
         "reset": zeros(T, B, dtype=torch.bool),
         "grad_scale": torch.ones(T, B),
     }
@@ -38,7 +39,7 @@ def good(cell="lstm", packed=False):
 PACKED = {"packed": True}
 MODRELU = {"cell": "modrelu"}
 PROJECTED = {"cell": "lstm_projected"}
-NORMALISED = {"cell": "lstm_layer_norm"}
+NORMALISED = {"cell": cells.lstm_layer_norm.name}
 SHAPE, KIND = ValueError, TypeError
 F64 = {"dtype": torch.float64}
 META = {"device": "meta"}
@@ -67,7 +68,7 @@ REFUSED = [
      "`R` of the cell 'lstm_projected' must be dense, got heads (2, 8, 2)"),
     (PROJECTED, {"R": zeros(4 * H, H)}, SHAPE, "`R` must be (G*H, P) = (16, 3), got (16, 4)"),
     (NORMALISED, {"R": zeros(K, 4 * H // K, H // K)}, SHAPE,
-     "`R` of the cell 'lstm_layer_norm' must be dense, got heads (2, 8, 2)"),
+     "`R` of the cell 'lstm_layer_norm-...' must be dense, got heads (2, 8, 2)"),
     # state
     ({}, {"state": zeros(2, B, H)}, KIND, "`state` must be a tuple of tensors, got ...Tensor"),
     ({}, {"state": iter((zeros(B, H),))}, KIND, "`state` must be a tuple of tensors, got tuple_iterator"),
@@ -87,9 +88,9 @@ REFUSED = [
     (PROJECTED, {"params": (zeros(0, H),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (0, 4)"),
     (PROJECTED, {"params": (zeros(H, H - 1),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (4, 3)"),
     (NORMALISED, {"params": (zeros(4 * H),)}, SHAPE,
-     "`params` of the cell 'lstm_layer_norm' must be (weight_ln_hh, weight_ln_c, bias_ln_c), 3 tensors, got 1"),
-    (NORMALISED, {"params": (zeros(H),) * 3}, SHAPE,
-     "`params[0]` must be (G*H,), the cell's weight_ln_hh, = (16,), got (4,)"),
+     "`params` of the cell 'lstm_layer_norm-...' must be (weight_ln_ih, ..., bias_ln_c), 6 tensors, got 1"),
+    (NORMALISED, {"params": (zeros(H),) * 6}, SHAPE,
+     "`params[0]` must be (4*H,), the cell's weight_ln_ih, = (16,), got (4,)"),
     # batch_sizes
     (PACKED, {"batch_sizes": zeros(3, dtype=torch.int64, **META)}, KIND,
      INT64 + "(torch.int64, device(type='meta'))"),

@@ -158,8 +158,8 @@ def test_explain_refuses_what_the_call_would():
 MODULES = [
     ("LSTM", {}, "lstm"),
     ("LSTM", {"proj_size": 2}, "lstm_projected"),
-    ("LSTM", {"layer_norm": True}, "lstm_layer_norm"),
-    ("GRU", {"layer_norm": True}, "gru_layer_norm"),
+    ("LSTM", {"layer_norm": True}, rnnkern.cells.lstm_layer_norm.name),
+    ("GRU", {"layer_norm": True}, rnnkern.cells.gru_layer_norm.name),
     ("GRU", {}, "gru"),
     ("GRU", {"reset_gate": "before"}, "gru_reset_before"),
     *(("RNN", {"nonlinearity": cell}, cell) for cell in ("tanh", "relu", "identity", "hardtanh", "modrelu")),

@@ -114,13 +114,13 @@ def test_errors_name_the_argument(options, error, said):
             face()
 
 
-@pytest.mark.parametrize("cell", ["lstm_layer_norm", "gru_layer_norm", cells.adams, cells.heavy_ball])
+@pytest.mark.parametrize("cell", [cells.lstm_layer_norm, cells.gru_layer_norm, cells.adams, cells.heavy_ball])
 def test_cells_that_refuse_it(cell):
-    """Those that normalize R h, and methods for steps of equal length."""
-    facts = reference._recurrence.cell_of(getattr(cell, "name", cell))
+    """Those with norms, and methods for steps of equal length."""
+    facts = reference._recurrence.cell_of(cell.name)
     u, R, state = torch.zeros(T, B, facts.gates * H), torch.zeros(facts.recurrent * H, H), torch.zeros(B, H)
-    params = [torch.ones(facts.gates * H if name == "weight_ln_hh" else H) for name in facts.params]
-    with pytest.raises(ValueError, match=r"`keep` must be None for the cell '.*', which (normalizes R h|is a method)"):
+    params = [torch.ones(n * H) for n in facts.rows]
+    with pytest.raises(ValueError, match=r"`keep` must be None for the cell '.*', which (has norms|is a method)"):
         recurrence(cell, u, R, (state,) * facts.states, params=params, keep=ONES.float())
 
 

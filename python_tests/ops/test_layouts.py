@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import rnnkern
+from python_tests.samples import EVERY_CELL
 from python_tests.samples.operators import OPERATORS, draw, outputs, results
 from rnnkern import ops
-from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 LAYOUTS = {
     "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
@@ -34,7 +34,7 @@ def test_any_layout(name, layout):
 
 
 FROZEN = [(name, {}) for name in OPERATORS if len(draw(name).tensors) > 1 and name != "recurrence"]
-FROZEN += [("recurrence", {"cell": cell, "inputs": inputs}) for cell in KERNEL_CELLS for inputs in (0, 4)]
+FROZEN += [("recurrence", {"cell": cell, "inputs": inputs}) for cell in EVERY_CELL for inputs in (0, 4)]
 
 
 @pytest.mark.parametrize(("name", "options"), FROZEN, ids=str)

@@ -54,11 +54,12 @@ def test_the_backward_needs_h_and_c_and_the_gates_or_the_input(cell, save_gates,
     [
         (rnnkern.nn.LSTM(5, HIDDEN), 5 + 6 * HIDDEN),
         (rnnkern.nn.LSTM(5, HIDDEN, save_gates=False), 5 + 2 * HIDDEN),
-        (rnnkern.nn.LSTM(5, HIDDEN, layer_norm=True), 5 + 2 + 14 * HIDDEN),  # W x, its mean and its standard deviation
+        (rnnkern.nn.LSTM(5, HIDDEN, layer_norm=True), 5 + 14 * HIDDEN),
+        (rnnkern.nn.LSTM(5, HIDDEN, layer_norm=True, save_gates=False), 5 + 2 * HIDDEN),
         (rnnkern.nn.RNN(5, HIDDEN, filter=Adam(0.6, 0.6, 0.99)), 5 + 2 * HIDDEN),
         (rnnkern.nn.UnitaryRNN(5, HIDDEN), 5 + 8 * HIDDEN),
     ],
-    ids=["plain", "save_gates", "layer norm", "filter", "unitary"],
+    ids=["plain", "save_gates", "layer norm", "layer norm, save_gates", "filter", "unitary"],
 )
 def test_a_module_does_not_keep_u(module, values):
     assert kept_of_rows(lambda: module(torch.randn(STEPS, BATCH, 5))) == values

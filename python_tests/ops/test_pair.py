@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import rnnkern
-from python_tests.samples import changed, covering_rows, recurrence_sample
+from python_tests.samples import EVERY_CELL, changed, covering_rows, recurrence_sample
 from python_tests.samples.agreement import wide
 from python_tests.samples.recorded import opcheck, recorded
 from rnnkern import use
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.pair import both
-from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.testing import assert_close, saved_bytes
 
 LEAVES = ("weight_ih", "bias_ih", "R", "bias")
@@ -65,7 +64,7 @@ pairs = pytest.mark.parametrize("pair", [DIRECTIONS, LAYERS], ids=["directions",
 
 ROWS = covering_rows(
     {
-        "cell": list(KERNEL_CELLS),
+        "cell": list(EVERY_CELL),
         "pair": [DIRECTIONS, LAYERS],
         "threads": [2, 1, 3, 4],
         "steps": [131, 0, 1, 40],

@@ -7,11 +7,10 @@ from torch.utils._pytree import tree_map_only
 
 from python_tests.gpu.recurrences import KINKS, off_kinks
 from python_tests.ops.drawn import FEW, batch_sizes_of, laid_out_like, machine, spread
-from python_tests.samples import Sample, outputs_and_gradients, recurrence_sample, takes
+from python_tests.samples import EVERY_CELL, NORMALISED, Sample, outputs_and_gradients, recurrence_sample, takes
 from python_tests.tiers import LEVELS
 from rnnkern import reference
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.testing import GROSS, assert_close
 
 FEWER = settings(FEW, max_examples=25)
@@ -31,7 +30,7 @@ RATES = st.just(0.0) | st.floats(1e-6, 0.9)  # rates below 2^-32 count as 0
 
 
 @st.composite
-def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=NO_INPUTS, with_keep=True):
+def calls(draw, steps, batches, units, cells=EVERY_CELL, inputs=NO_INPUTS, with_keep=True):
     """Strategy for calls. `inputs` draws I, or 0 for a call with u; with `with_keep`, some calls have `keep`."""
     torch.manual_seed(draw(st.integers(0, 2**31)))
     cell, T, B, H = draw(st.sampled_from(list(cells))), draw(steps), draw(batches), draw(units)
@@ -49,7 +48,7 @@ def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=NO_INPUTS, wit
     if heads == 1 and takes(cell, {"heads"}) and draw(st.booleans()):
         R = R.unsqueeze(0)
     # of constant rows, LayerNorm returns rounding errors only
-    R = draw(spread(R) if reference.CELLS[cell].normalised else laid_out_like(R))
+    R = draw(spread(R) if cell in NORMALISED else laid_out_like(R))
     anywhere = lambda x: draw(laid_out_like(x)) if x.is_floating_point() else x.t().contiguous().t()  # noqa: E731
     u, state, kwargs = tree_map_only(torch.Tensor, anywhere, (u, state, sample.kwargs))
     kwargs["batch_sizes"] = batch_sizes
@@ -111,7 +110,7 @@ def test_calls_large_enough_for_a_team(call, use, level, threads):
 
 @FEW
 @given(
-    calls(**SMALL, cells=[cell for cell in KERNEL_CELLS if cell not in KINKS], inputs=INPUTS) | calls(**SMALL),
+    calls(**SMALL, cells=[cell for cell in EVERY_CELL if cell not in KINKS], inputs=INPUTS) | calls(**SMALL),
     st.sampled_from(list(USES)),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     st.sampled_from(LEVELS),

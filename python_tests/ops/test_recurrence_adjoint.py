@@ -5,11 +5,10 @@ import torch
 
 import rnnkern
 from python_tests.cells.samples import CELLS
-from python_tests.samples import agree, recurrence_sample
+from python_tests.samples import EVERY_CELL, agree, recurrence_sample
 from python_tests.samples.recorded import opcheck
 from python_tests.samples.tangents import DERIVED_ROWS, derived_draws
 from python_tests.tiers import each_level
-from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.ops._recurrence.recurrence_tangent import recurrence_adjoint
 from rnnkern.reference._recurrence import recurrence_adjoint as by_the_reference
 
@@ -33,7 +32,7 @@ def test_it_is_the_references(cell, option, dtype, level, simd):
 
 
 @pytest.mark.parametrize(("steps", "batch", "hidden"), [(0, 3, 5), (1, 1, 1), (5, 0, 4), (150, 17, 33)])
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_awkward_sizes(cell, steps, batch, hidden, threads):
     """The longest has several chunks of steps."""
     threads(2)

@@ -8,13 +8,12 @@ from torch.utils._pytree import tree_map_only
 
 import rnnkern
 from python_tests.cells.samples import CELLS
-from python_tests.samples import agree, assert_same_bits, draws
+from python_tests.samples import EVERY_CELL, NORMALISED, agree, assert_same_bits, draws
 from python_tests.samples.recorded import opcheck, recorded
 from python_tests.samples.tangents import DERIVED_ROWS, derived_draws, tangent_sample, with_tangents
 from python_tests.tiers import LEVELS, each_level, quick_where
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence_tangent
-from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.testing import peak_bytes
 
 ROWS = [
@@ -48,7 +47,7 @@ def test_it_is_the_references(cell, option, dtype, every, level, simd):
 @pytest.mark.parametrize(
     ("steps", "batch", "hidden", "count"), [(0, 3, 5, 2), (1, 1, 1, 0), (5, 0, 4, 3), (40, 17, 33, 40), (3, 1, 100, 1)]
 )
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_awkward_sizes(cell, steps, batch, hidden, count, threads):
     threads(2)
     sample = tangent_sample(cell, steps, batch, hidden, count=count)
@@ -72,7 +71,7 @@ def without_gemm(sample):
         sample.kwargs["params_tangent"] = None
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_bits_depend_neither_on_threads_nor_on_other_tangents(cell, threads):
     forced = tangent_sample(cell, 9, 2, 24, count=7, dtype=torch.float32, packed=True, reset=True, zoneout=0.2)
     orthonormalized = tangent_sample(cell, 9, 1, 24, count=7, every=2, dtype=torch.float32)
@@ -97,7 +96,7 @@ def identity(sizes, batch=1):
     return torch.eye(sum(sizes), dtype=torch.float64).unsqueeze(1).expand(-1, batch, -1).split(sizes, -1)
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_exponents_sum_to_the_determinants_of_the_steps(cell):
     _, (cell, u, R, state, _), kwargs = tangent_sample(cell, 5, 2, 4, forced=False)
     sizes = [s.shape[1] for s in state]
@@ -197,7 +196,7 @@ def test_compiled(every):
 
 @pytest.mark.parametrize("every", [0, 2])
 @pytest.mark.parametrize(
-    ("cell", "options"), [("lstm", {"packed": True}), ("lstm_layer_norm", {}), ("tanh", {"zoneout": 0.2})]
+    ("cell", "options"), [("lstm", {"packed": True}), (NORMALISED[0], {}), ("tanh", {"zoneout": 0.2})]
 )
 def test_opcheck_of_the_operator(cell, options, every):
     sample = tangent_sample(cell, 3, 2, 4, every=every, **options)

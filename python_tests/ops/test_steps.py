@@ -8,6 +8,7 @@ from torch.func import grad, jvp, vmap
 
 from python_tests.gpu.recurrences import KINKS
 from python_tests.samples import (
+    EVERY_CELL,
     RECURRENCE_OPTIONS,
     agree,
     covering_rows,
@@ -18,7 +19,6 @@ from python_tests.samples import (
 )
 from rnnkern import reference, use
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.testing import peak_bytes
 
 STEPS = (1, 2, 5, 37)
@@ -43,7 +43,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ROWS = [
     row
     for row in covering_rows(
-        {"cell": list(KERNEL_CELLS), "option": OPTIONS, "steps": STEPS, "save_gates": [True, False], "threads": [1, 2],
+        {"cell": list(EVERY_CELL), "option": OPTIONS, "steps": STEPS, "save_gates": [True, False], "threads": [1, 2],
          "sizes": [(3, 6), (1, 4), (9, 20)], "dtype": DTYPES}
     )
     if takes(row["cell"], RECURRENCE_OPTIONS[row["option"]])

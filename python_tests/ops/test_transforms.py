@@ -9,11 +9,19 @@ from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
-from python_tests.samples import RECURRENCE_OPTIONS, agree, covering_rows, draws, recurrence_sample, takes
+from python_tests.samples import (
+    EVERY_CELL,
+    NORMALISED,
+    RECURRENCE_OPTIONS,
+    agree,
+    covering_rows,
+    draws,
+    recurrence_sample,
+    takes,
+)
 from python_tests.tiers import quick_where
 from rnnkern import reference
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 MEMBERS = 3
 
@@ -135,13 +143,13 @@ FORWARD_MODE = {
 ROWS = [
     row
     for row in covering_rows(
-        {"transform": [*TRANSFORMS, *FORWARD_MODE], "option": list(RECURRENCE_OPTIONS), "cell": list(KERNEL_CELLS)}
+        {"transform": [*TRANSFORMS, *FORWARD_MODE], "option": list(RECURRENCE_OPTIONS), "cell": list(EVERY_CELL)}
     )
     if takes(row["cell"], RECURRENCE_OPTIONS[row["option"]])
     and not (row["transform"] in FORWARD_MODE and "grad_scale" in row["option"])
     and not (row["transform"] == "linearize" and "packed" in row["option"])  # takes torch a minute
 ]
-FEW = ("lstm", "gru_reset_before", "modrelu", "lstm_layer_norm")
+FEW = ("lstm", "gru_reset_before", "modrelu", NORMALISED[0])
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class Kernel(NamedTuple):
 def kernel(type: str, cells: Iterable[str]) -> Kernel | None:
     """None for kernels that are not of the recurrence's cells. C++ names of cells have no underscores."""
     name, arguments = spelled(type)
-    if not (found := re.fullmatch(r"(?:Normalised)?(Block|Cluster|Grid|Step)(Forward|Backward)Kernel", name)):
+    if not (found := re.fullmatch(r"(Block|Cluster|Grid|Step)(Forward|Backward)Kernel", name)):
         return None
     spelling, storage, *rest = arguments
     (cell,) = (cell for cell in cells if cell.replace("_", "") == spelling.lower())

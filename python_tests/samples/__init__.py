@@ -30,6 +30,8 @@ from python_tests.samples.moment_filter import (
 from python_tests.samples.orthogonal import givens_sample, schur_leaves
 from python_tests.samples.recurrence import (
     DENSE,
+    EVERY_CELL,
+    NORMALISED,
     RECURRENCE_OPTIONS,
     RECURRENCE_PARAMS,
     Sample,
@@ -46,8 +48,10 @@ from python_tests.samples.similarity import (
 
 __all__ = [
     "DENSE",
+    "EVERY_CELL",
     "FILTER_OPTIONS",
     "GIVENS_OPTIONS",
+    "NORMALISED",
     "RECURRENCE_OPTIONS",
     "RECURRENCE_PARAMS",
     "SCAN_OPTIONS",

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
 from python_tests.samples.agreement import agree
-from rnnkern import reference
+from rnnkern import cells, reference
+from rnnkern.ops._recurrence.facts import KERNEL_CELLS
 from rnnkern.reference import CELLS
 from rnnkern.reference._recurrence import cell_of
 
@@ -54,10 +55,12 @@ RECURRENCE_PARAMS = {
     "goru": lambda hidden: (torch.randn(hidden) * 0.1,),
     "euler": lambda hidden: (torch.rand(hidden) * 0.5,),
     "lstm_projected": lambda hidden: (torch.randn(max(hidden // 2, 1), hidden) / math.sqrt(hidden),),
-    "lstm_layer_norm": lambda hidden: (*(0.5 + torch.rand(n * hidden) for n in (4, 1)), 0.2 * torch.randn(hidden)),
-    "gru_layer_norm": lambda hidden: (0.5 + torch.rand(3 * hidden),),
 }
 """Functions that draw the cells' own tensors."""
+NORMALISED = (cells.lstm_layer_norm.name, cells.gru_layer_norm.name)
+"""Cells with norms."""
+EVERY_CELL = (*KERNEL_CELLS, *NORMALISED)
+"""The cells that are compiled with the package, and those with norms, which take a way of their own through kernels."""
 
 _EVERYTHING = {"packed": True, "reset": True, "reverse": True, "inputs": 3}
 
@@ -120,8 +123,15 @@ def recurrence_sample(
         keep: 0 for none, 1 for (T,), 2 for (T, B); about a sixth of its elements are 0, and of 1 as many.
         drawn: whether there is a seed.
     """
-    _, gates, states, names, _, recurrent = cell_of(cell)
-    params = RECURRENCE_PARAMS.get(cell, lambda hidden: tuple(0.5 * torch.randn(hidden) for _ in names))(hidden)
+    _, gates, states, names, _, recurrent, of_params, _ = cell_of(cell)
+    if cell in RECURRENCE_PARAMS:
+        params = RECURRENCE_PARAMS[cell](hidden)
+    else:
+        gain = lambda name: name.startswith("weight_ln")  # noqa: E731
+        params = tuple(
+            0.5 + torch.rand(n * hidden) if gain(name) else 0.5 * torch.randn(n * hidden)
+            for name, n in zip(names, of_params or [1] * len(names), strict=True)
+        )
     width = params[0].shape[0] if cell == "lstm_projected" else hidden
     d = hidden // heads
     R = torch.randn(recurrent * hidden, width) if heads == 1 else torch.randn(heads, recurrent * d, d)
@@ -161,8 +171,8 @@ def recurrence_sample(
     return Sample(cell, (cell, tensors["u"], tensors["R"], tensors["state"]), kwargs)
 
 
-DENSE = {"lstm_projected", *(name for name, cell in CELLS.items() if cell.normalised)}
-"""Cells that do not support heads: h is projected, or R h is normalized."""
+DENSE = {"lstm_projected", *NORMALISED}
+"""Cells that do not support heads: h is projected, or values are normalized."""
 
 
 def takes(cell: str, options: Collection[str]) -> bool:

@@ -9,14 +9,13 @@ import torch
 
 from python_tests.gpu.recurrences import KINKS, off_kinks
 from python_tests.samples.agreement import draws
-from python_tests.samples.recurrence import RECURRENCE_OPTIONS, Sample, recurrence_sample, takes
-from rnnkern.ops._recurrence.facts import KERNEL_CELLS
+from python_tests.samples.recurrence import EVERY_CELL, RECURRENCE_OPTIONS, Sample, recurrence_sample, takes
 from rnnkern.reference._recurrence import cell_of
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 DERIVED_ROWS = [
     (cell, option, dtype)
-    for cell, (option, given), dtype in itertools.product(KERNEL_CELLS, RECURRENCE_OPTIONS.items(), DTYPES)
+    for cell, (option, given), dtype in itertools.product(EVERY_CELL, RECURRENCE_OPTIONS.items(), DTYPES)
     if takes(cell, given) and not (cell in KINKS and "inputs" in given and dtype != torch.float64)
 ]
 """Cells, options and dtypes, in low precision without calls whose u cannot be moved away from kinks."""

@@ -18,7 +18,8 @@ class Derived(NamedTuple):
     du: tuple[Node | None, ...]
     dr: tuple[Node | None, ...]
     dold: tuple[Node | None, ...]
-    dparams: tuple[Node | None, ...]
+    dparams: dict[int | tuple[int, int], Node]
+    dnorms: tuple[tuple[Node | None, ...], ...]  # of the results of each norm
     # Contributions to du, dr and dold, given the gradient of the second product's operand.
     operand_du: tuple[Node | None, ...]
     operand_dr: tuple[Node | None, ...]
@@ -37,6 +38,10 @@ def derive(traced: Traced) -> Derived:
     for k, value in enumerate(traced.next):
         seed = graph.make("grad", data=k)
         seeds[value] = graph.add(seeds[value], seed) if value in seeds else seed
+    for k, norm in enumerate(traced.norms):
+        for j, value in enumerate(norm.inputs):
+            seed = graph.make("dinput", data=(k, j))
+            seeds[value] = graph.add(seeds[value], seed) if value in seeds else seed
     gradients = graph.gradients(seeds)
     operand = {}
     if traced.operand is not None:
@@ -46,30 +51,34 @@ def derive(traced: Traced) -> Derived:
         return tuple(of.get(graph.make(kind, data=k)) for k in range(count))
 
     gates, recurrent, states = len(traced.gates), len(traced.recurrent), len(traced.states)
-    results = [
-        leaves(gradients, kind, count)
-        for kind, count in (("u", gates), ("r", recurrent), ("old", states), ("param", len(traced.params)))
-    ]
+    results = [leaves(gradients, kind, n) for kind, n in (("u", gates), ("r", recurrent), ("old", states))]
+    of_params = (graph.make("param", data=data) for data in traced.values_of_params())
+    dparams = {node.data: gradients[node] for node in of_params if node in gradients}
+    dnorms = tuple(
+        tuple(gradients.get(graph.make("norm", *norm.inputs, data=(k, j))) for j in range(len(norm.inputs)))
+        for k, norm in enumerate(traced.norms)
+    )
     of_operand = (leaves(operand, "u", gates), leaves(operand, "r", recurrent), leaves(operand, "old", states))
-    wanted = [node for part in (*results, *of_operand) for node in part if node]
-    needed = [*_read_of_forward(wanted), *_of_first_product(traced)]
+    wanted = [node for part in (*results, dparams.values(), *dnorms, *of_operand) for node in part if node]
+    needed = [*_read_of_forward(wanted), *_of_first_product(traced), *_between_norms(traced)]
     named, again = tuple((traced.save or {}).values()), traced.save is not None
     saved = (*named, *smallest_cut(needed, free=named, again=again))
     reads_next = False
-    if saved and not again and len(traced.next) == 1 and traced.operand is None:
+    if saved and not again and len(traced.next) == 1 and traced.operand is None and not traced.norms:
         reads_next = not smallest_cut(needed, free=traced.next)
         saved = () if reads_next else saved
     read = in_order(needed, stop=named.__contains__)
     if unread := [name for name, node in (traced.save or {}).items() if node not in read]:
         raise CellError(f"{traced.name}: `save` names {unread}, which the backward pass does not need; leave it out")
-    return Derived(traced, _is_joint(traced), saved, reads_next, *results, *of_operand)
+    saved = _in_rows(traced, saved)
+    return Derived(traced, _is_joint(traced), saved, reads_next, *results, dparams, dnorms, *of_operand)
 
 
 def is_gradient(node: Node, known: dict[Node, bool]) -> bool:
     """Whether a node depends on a gradient."""
     for each in in_order([node], stop=known.__contains__):
         if each not in known:
-            known[each] = each.op in ("grad", "doperand") or any(known[a] for a in each.args)
+            known[each] = each.op in ("grad", "doperand", "dinput") or any(known[a] for a in each.args)
     return known[node]
 
 
@@ -80,7 +89,7 @@ def _read_of_forward(wanted: list[Node]) -> list[Node]:
     for node in in_order(wanted):
         if is_gradient(node, known):
             read += [a for a in node.args if not is_gradient(a, known)]
-    read += [node for node in wanted if not known[node]]  # gradients without `grad` or `doperand`
+    read += [node for node in wanted if not known[node]]  # gradients without a leaf of a gradient
     return list(dict.fromkeys(node for node in read if node.op != "const"))
 
 
@@ -95,8 +104,46 @@ def _of_first_product(traced: Traced) -> list[Node]:
 
 
 def is_late(traced: Traced, node: Node) -> bool:
-    """Whether `forward` computes a value, not `prepare`: it depends on the second product or on a parameter."""
-    return any((leaf.op == "r" and leaf.data >= traced.first) or leaf.op == "param" for leaf in in_order([node]))
+    """Whether `forward` computes a value, not `prepare`: it depends on the second product, a parameter or a norm."""
+    nodes = in_order([node])
+    return any(each.op in ("param", "norm") or (each.op == "r" and each.data >= traced.first) for each in nodes)
+
+
+def _between_norms(traced: Traced) -> list[Node]:
+    """The inputs of norms, and the transcendental functions that values after a norm read from before it."""
+    if not traced.norms:
+        return []
+    inputs = [node for norm in traced.norms for node in norm.inputs]
+    read = dict.fromkeys(inputs)
+    for node in in_order((*traced.next, *inputs)):
+        if node.op != "norm":
+            later = traced.level(node)
+            read |= dict.fromkeys(a for a in node.args if traced.level(a) < later and _is_costly(a))
+    return [*read, *(node for node in traced.next if traced.level(node) < traced.levels and _is_costly(node))]
+
+
+def _is_costly(node: Node) -> bool:
+    if node.op == "norm":
+        return False
+    return any(each.op in TRANSCENDENTAL for each in in_order([node], stop=lambda a: a.op == "norm"))
+
+
+def _in_rows(traced: Traced, saved: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The saved values with the products R h, and the inputs of each norm, next to one another where all are saved."""
+    products = tuple(traced.graph.make("r", data=k) for k in range(len(traced.recurrent)))
+    rows: list[Node] = []
+    for values in ([products] if traced.norms else []) + [norm.inputs for norm in traced.norms]:
+        if set(values) <= set(saved) - set(rows):
+            rows += values
+    return (*(node for node in saved if node not in rows), *rows)
+
+
+def slot_of(saved: tuple[Node, ...], values: tuple[Node, ...]) -> int:
+    """The number of the first of the values among the saved ones, if these have all, one after the other; or -1."""
+    if not values or values[0] not in saved:
+        return -1
+    first = saved.index(values[0])
+    return first if saved[first : first + len(values)] == values else -1
 
 
 def _is_joint(traced: Traced) -> bool:

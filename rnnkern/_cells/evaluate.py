@@ -1,6 +1,6 @@
 """Writes the equations of a cell as a Python function on tensors, and as a step of the reference."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rnnkern._cells.graph import COMPARISONS, Node, in_order
+from rnnkern._cells.norms import normalized
 from rnnkern._cells.trace import Traced
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", **COMPARISONS}
@@ -19,6 +20,7 @@ def equations_of(traced: Traced) -> Callable[..., tuple[Any, ...]]:
     """``equations(u, r, old, param)``, with u and r as in the user's function and sequences of the states and of the
     parameters. It computes what the kernels compute, whatever the user's function has become since."""
     names: dict[Node, str] = {}
+    normalised: set[int] = set()
     lines = ["def equations(u, r, old, param):"]
 
     def add(values: Iterable[Node]) -> None:
@@ -26,13 +28,17 @@ def equations_of(traced: Traced) -> Callable[..., tuple[Any, ...]]:
             if node.op == "const":
                 names[node] = repr(node.data) if abs(node.data) < float("inf") else f'float("{node.data}")'
             elif node not in names:
+                if node.op == "norm" and (k := node.data[0]) not in normalised:
+                    normalised.add(k)
+                    norm, values = traced.norms[k], ", ".join(names[a] for a in node.args)
+                    lines.append(f"    norm{k} = normalized({norm.kind!r}, {norm.eps!r}, {values})")
                 names[node] = f"x{len(names)}"
                 lines.append(f"    {names[node]} = {_expression(traced, node, names)}")
 
     add([traced.operand] if traced.operand else [])
     add(traced.next)
     lines.append(f"    return {', '.join(names[node] for node in traced.next)},")
-    scope = {"torch": torch, "F": F, "full": _full}
+    scope = {"torch": torch, "F": F, "full": _full, "normalized": normalized}
     exec(compile("\n".join(lines), f"<equations of {traced.name}>", "exec"), scope)
     return scope["equations"]
 
@@ -50,6 +56,10 @@ def _expression(traced: Traced, node: Node, names: dict[Node, str]) -> str:
             text = f"{node.op}[{name}]" if name.isdigit() else f"{node.op}.{name}" if name else node.op
             late = node.op == "r" and node.data >= traced.first
             return f"{text}({names[traced.operand]})" if late else text
+        case "norm":
+            return f"norm{node.data[0]}[{node.data[1]}]"
+        case "param" if isinstance(node.data, tuple):
+            return f"param[{node.data[0]}].chunk({traced.rows[node.data[0]]})[{node.data[1]}]"
         case "old" | "param":
             return f"{node.op}[{node.data}]"
         case "neg":
@@ -80,6 +90,16 @@ class _Tensors:
 
     def __getitem__(self, index: int) -> Any:
         return self.__dict__[str(index)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.__dict__.values())
+
+    def __add__(self, other: "_Tensors") -> "_Tensors":
+        return _Tensors({name: value + other.__dict__[name] for name, value in self.__dict__.items()})
+
+    def like(self, values: Sequence[Any]) -> "_Tensors":
+        """Other values of the same gates."""
+        return _Tensors(dict(zip(self.__dict__, values, strict=True)))
 
 
 def step_of(traced: Traced, equations: Callable) -> Callable[..., tuple[Tensor, ...]]:

@@ -15,10 +15,19 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 NOT_ELEMENTWISE = frozenset(
     re.findall(
         r"\w+",
-        "sum mean prod max min norm softmax log_softmax matmul mm bmm linear cat stack view reshape item numpy tolist "
-        "amax amin std var cumsum einsum layer_norm dropout sort topk argmax chunk split size dim",
+        "sum mean prod max min norm matmul mm bmm linear cat stack view reshape item numpy tolist "
+        "amax amin std var cumsum einsum dropout sort topk argmax chunk split size dim",
     )
 )
+_BATCH = "rnnkern.layer_norm and rnnkern.rms_norm normalize each sequence over its units"
+_SOFTMAX = "torch.sigmoid weighs each unit by itself; a softmax over the output of the layer can follow it"
+_UNITS = "use rnnkern.layer_norm or rnnkern.rms_norm, over the units of one value or of all gates"
+OVER_UNITS: dict[str, tuple[str, str]] = {
+    **{name: (f"`{name}`, a norm over the batch", _BATCH) for name in ("batch_norm", "instance_norm")},
+    **{name: (f"`{name}` over units", _SOFTMAX) for name in ("softmax", "log_softmax", "softmin")},
+    **{name: (f"`{name}`", _UNITS) for name in ("layer_norm", "rms_norm", "group_norm", "normalize")},
+}
+"""Functions of PyTorch over several units, and what to do in their place."""
 
 
 def _known(*names: str):

@@ -11,7 +11,10 @@ from typing import NamedTuple
 class Node(NamedTuple):
     """A value. Leaves are ``u`` and ``r`` (gates), ``old`` (states), ``param``, ``grad`` (gradients of the new states),
     ``doperand`` (the gradient of the operand of a second product), with their index in ``data``, and ``const``, with
-    its value in ``data``."""
+    its value in ``data``. ``norm`` is result j of the k-th norm, (k, j) in ``data``, whose arguments are its inputs of
+    the same unit; it depends on all other units too. ``dinput`` (k, j) is the gradient of its input j, and ``param``
+    (k, j) is value j of a parameter that has one for each input of a norm. ``tangent`` (kind, data) is the tangent of
+    the leaf or norm of that kind."""
 
     op: str
     args: tuple["Node", ...] = ()
@@ -25,7 +28,7 @@ class Node(NamedTuple):
         return f"<{self.op}{'' if self.data is None else f' {self.data}'}>"
 
 
-LEAVES = frozenset({"u", "r", "old", "param", "grad", "doperand", "const"})
+LEAVES = frozenset({"u", "r", "old", "param", "grad", "doperand", "dinput", "tangent", "const"})
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 LOGICAL = frozenset({*COMPARISONS, "and", "or", "not"})
 TRANSCENDENTAL = frozenset({"tanh", "sigmoid", "exp", "expm1", "log", "log1p", "sin", "cos", "pow"})
@@ -153,7 +156,7 @@ class Graph:
 
     def gradients(self, seeds: dict[Node, Node]) -> dict[Node, Node]:
         """The gradients of sum(value * seed) with respect to all nodes that the values depend on, except those without
-        a gradient.
+        a gradient. They do not pass through norms, whose inputs must be among the values.
 
         Args:
             seeds: the gradient of each value.
@@ -168,7 +171,7 @@ class Graph:
             send(value, seed)
         for node in reversed(in_order(seeds)):
             gradient = total.get(node)
-            if gradient is None or node.op in LEAVES:
+            if gradient is None or node.op in LEAVES or node.op == "norm":
                 continue
             for to, passed in zip(node.args, self._passed(node, gradient), strict=True):
                 send(to, passed)

@@ -2,10 +2,10 @@
 
 import re
 
+from rnnkern._cells import rows
 from rnnkern._cells.derive import Derived, computed_from, is_late
-from rnnkern._cells.graph import COMPARISONS, LOGICAL, Node
-
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", **COMPARISONS}
+from rnnkern._cells.expressions import expression, leaf
+from rnnkern._cells.graph import LOGICAL, Node
 
 
 def header_of(derived: Derived, type_name: str, name: str) -> str:
@@ -27,6 +27,8 @@ def header_of(derived: Derived, type_name: str, name: str) -> str:
         f"  static constexpr int recurrent = {recurrent};",
         f"  static constexpr bool two_products = {str(two).lower()};",
     ]  # fmt: skip
+    if traced.norms:
+        lines += rows.facts(derived)
     late = {node for node in derived.saved if two and is_late(traced, node)}
     early = [node for node in derived.saved if two and node not in late]
     if two:
@@ -36,6 +38,11 @@ def header_of(derived: Derived, type_name: str, name: str) -> str:
         )  # fmt: skip
     read = {node: _kept(derived, node) for node in early}
     written = [node for node in derived.saved if node not in early]
+    if traced.norms:
+        lines += rows.functions(derived)
+        return "\n".join(
+            [*lines, *(_prepare_backward(derived) if two else []), "};", "", "}  // namespace rnnkern", ""]
+        )
     lines += _function(
         derived, "forward(const V* u, const V* r, const V* old, const V* params, V* next, V* save)",
         {**{f"save[{_slot(derived, n)}]": n for n in written}, **{f"next[{k}]": n for k, n in enumerate(traced.next)}},
@@ -51,21 +58,27 @@ def header_of(derived: Derived, type_name: str, name: str) -> str:
         results[f"dr[{k}]"] = derived.dr[k]
     for k, node in enumerate(derived.dold):
         results[f"grad[{k}]"] = node
-    for k, node in enumerate(derived.dparams):
+    for k, node in derived.dparams.items():
         results[f"dparams[{k}] +"] = node
     text = "backward(const V* save, const V* old, const V* next, const V* params, V* grad, V* du, V* dr, V* dparams)"
     lines += _function(derived, text, results, read)
     if two:
-        results = {"operand": traced.operand}
-        for k, node in enumerate(derived.operand_dold):
-            results[f"grad[{k}] +"] = node
-        for k in range(traced.first):
-            results[f"dr[{k}] +"] = derived.operand_dr[k]
-        for k in range(min(traced.first, gates)):
-            results[f"du[{k}]" if derived.joint else f"du[{k}] +"] = derived.operand_du[k]
-        text = "prepare_backward(const V* save, const V* old, V doperand, V* grad, V* du, V* dr, V& operand)"
-        lines += _function(derived, text, results, read, joint=derived.joint)
+        lines += _prepare_backward(derived)
     return "\n".join([*lines, "};", "", "}  // namespace rnnkern", ""])
+
+
+def _prepare_backward(derived: Derived) -> list[str]:
+    traced = derived.traced
+    read = {node: _kept(derived, node) for node in derived.saved}
+    results: dict[str, Node | None] = {"operand": traced.operand}
+    for k, node in enumerate(derived.operand_dold):
+        results[f"grad[{k}] +"] = node
+    for k in range(traced.first):
+        results[f"dr[{k}] +"] = derived.operand_dr[k]
+    for k in range(min(traced.first, len(traced.gates))):
+        results[f"du[{k}]" if derived.joint else f"du[{k}] +"] = derived.operand_du[k]
+    text = "prepare_backward(const V* save, const V* old, V doperand, V* grad, V* du, V* dr, V& operand)"
+    return _function(derived, text, results, read, joint=derived.joint)
 
 
 def _slot(derived: Derived, node: Node) -> int:
@@ -110,58 +123,3 @@ def _parameter(match: re.Match, body: str) -> str:
     """Removes the name of an unused parameter."""
     used = len(re.findall(rf"\b{match[2]}\b", body)) > 1
     return match[0] if used else match[1].rstrip()
-
-
-def leaf(node: Node) -> str:
-    """The C++ expression of a leaf."""
-    if node.op == "const":
-        return f"V({node.data!r})" if abs(node.data) != float("inf") and node.data == node.data else _special(node.data)
-    if node.op == "doperand":
-        return "doperand"
-    return f"{'params' if node.op == 'param' else node.op}[{node.data}]"
-
-
-def _special(value: float) -> str:
-    text = '__builtin_nan("")' if value != value else "__builtin_inf()"
-    return f"V({'-' if value < 0 else ''}{text})"
-
-
-def _power(x: str, exponent: float) -> str:
-    """A power, by multiplications and a square root if those suffice."""
-    if exponent < 0:
-        return f"V(1) / ({_power(x, -exponent)})"
-    whole, rest = divmod(exponent, 1)
-    if rest == 0.5 and whole <= 8:
-        return " * ".join([x] * int(whole) + [f"sqrt({x})"])
-    return f"exp(log({x}) * V({exponent!r}))"
-
-
-def expression(node: Node, names: dict[Node, str]) -> str:
-    """The C++ expression of one operation on named values."""
-    args = [names.get(a) or leaf(a) for a in node.args]
-    if node.op in _INFIX:
-        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
-    match node.op:
-        case "neg":
-            return f"-{args[0]}"
-        case "not":
-            return f"!{args[0]}"
-        case "relu":
-            return f"select({args[0]} <= V(0), V(0), {args[0]})"
-        case "leaky_relu":
-            return f"select({args[0]} > V(0), {args[0]}, {args[0]} * V({node.data!r}))"
-        case "elu":
-            return f"select({args[0]} > V(0), {args[0]}, expm1({args[0]}) * V({node.data!r}))"
-        case "pow":
-            return _power(args[0], node.data)
-        case "hardtanh":
-            low, high = node.data
-            inner = f"select({args[0]} > V({high!r}), V({high!r}), {args[0]})"
-            return f"select({args[0]} < V({low!r}), V({low!r}), {inner})"
-        case "sign":
-            return f"select({args[0]} > V(0), V(1), select({args[0]} < V(0), V(-1), V(0)))"
-        case "maximum" | "minimum":
-            wins = ">" if node.op == "maximum" else "<"
-            a, b = args
-            return f"select({b} == {b}, select({a} {wins} {b}, {a}, select({a} == {a}, {b}, {a})), {b})"
-    return f"{node.op}({', '.join(args)})"

@@ -11,17 +11,32 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
-from rnnkern._cells.functions import FUNCTIONS, NAMES, NOT_ELEMENTWISE
+from rnnkern._cells.functions import FUNCTIONS, NAMES, NOT_ELEMENTWISE, OVER_UNITS
 from rnnkern._cells.graph import Graph, Node, in_order
 
 MOST_STATES = MOST_PARAMS = 8
 """The limits of csrc/cells/strip.h."""
+MOST_NORMS = 3
 WEIGHTS = frozenset({"weight_ih", "weight_hh", "bias_ih", "bias_hh"})
 """Names that parameters cannot have, because a layer's weights have them."""
 
 
 class CellError(ValueError):
     """The function of a cell contains what kernels cannot express. The message has the file, line and remedy."""
+
+
+class Norm(NamedTuple):
+    """A norm over the units of several values."""
+
+    kind: str  # "layer_norm" or "rms_norm"
+    eps: float
+    inputs: tuple[Node, ...]
+    level: int  # the number of norms, one after the other, that the inputs depend on
+
+
+def level_of(node: Node, norms: Sequence[Norm]) -> int:
+    """The number of norms, one after the other, that a value depends on."""
+    return max((norms[each.data[0]].level + 1 for each in in_order([node]) if each.op == "norm"), default=0)
 
 
 class Traced(NamedTuple):
@@ -32,11 +47,28 @@ class Traced(NamedTuple):
     recurrent: tuple[str, ...]  # gates with rows in R, those of a second product last
     states: tuple[str, ...]
     params: tuple[str, ...]
+    rows: tuple[int, ...]  # number of values per unit of each parameter
+    initial: dict[str, float]  # values of the parameters that are weights and biases of norms
+    norms: tuple[Norm, ...]
     next: tuple[Node, ...]
     operand: Node | None  # of the second product
     first: int  # number of recurrent gates of the first product
     name: str
     save: dict[str, Node] | None  # values that the user wants saved, by variable
+
+    def values_of_params(self) -> Iterator[int | tuple[int, int]]:
+        """The ``data`` of the nodes of the parameters, in order."""
+        for k, rows in enumerate(self.rows):
+            yield from ((k, j) for j in range(rows)) if rows > 1 else (k,)
+
+    def level(self, node: Node) -> int:
+        """The number of norms, one after the other, that a value depends on."""
+        return level_of(node, self.norms)
+
+    @property
+    def levels(self) -> int:
+        """That of the new state."""
+        return max((norm.level + 1 for norm in self.norms), default=0)
 
 
 class _Tracer:
@@ -44,6 +76,9 @@ class _Tracer:
 
     def __init__(self, name: str, code: CodeType) -> None:
         self.name, self.code, self.graph = name, code, Graph()
+        self.norms: list[Norm] = []
+        self.rows: dict[int, int] = {}  # of the parameters that norms over gates have
+        self.initial: dict[int, float] = {}  # of the weights and biases of norms
 
     def fail(self, what: str, remedy: str) -> NoReturn:
         frame = sys._getframe()
@@ -72,6 +107,36 @@ class _Tracer:
 
     def make(self, op: str, *args: Any, data: Any = None) -> "Value":
         return Value(self, self.graph.make(op, *map(self.node, args), data=data))
+
+    def norm(self, kind: str, inputs: Sequence["Value"], weight: Any, bias: Any, eps: float) -> list["Value"]:
+        """The values of a norm over the units of all ``inputs``."""
+        nodes = tuple(map(self.node, inputs))
+        if any(not any(leaf.op in ("u", "r", "old") for leaf in in_order([node])) for node in nodes):
+            self.fail(f"`{kind}` of a value that is the same for all sequences", "normalize it outside of the cell")
+        norm = Norm(kind, float(eps), nodes, max(level_of(node, self.norms) for node in nodes))
+        if norm not in self.norms:
+            if len(self.norms) == MOST_NORMS:
+                self.fail("a fourth norm", f"a cell has at most {MOST_NORMS}")
+            self.norms.append(norm)
+        k = self.norms.index(norm)
+        results = [Value(self, self.graph.make("norm", *nodes, data=(k, j))) for j in range(len(nodes))]
+        for name, op, initial, given in (("weight", "mul", 1.0, weight), ("bias", "add", 0.0, bias)):
+            if given is not None:
+                factors = self._of_each(name, initial, given, len(nodes))
+                results = [self.make(op, y, x) for y, x in zip(results, factors, strict=True)]
+        return results
+
+    def _of_each(self, name: str, initial: float, given: Any, count: int) -> list[Any]:
+        """The weight or bias of each of ``count`` values that are normalized together."""
+        node = self.node(given)
+        if node.op == "param":
+            self.initial[node.data] = initial
+        elif count > 1:
+            self.fail(f"the {name} of a norm over all gates", "make it a parameter: a keyword-only argument")
+        if count == 1:
+            return [given]
+        self.rows[node.data] = count
+        return [Value(self, self.graph.make("param", data=(node.data, j))) for j in range(count)]
 
 
 class Value:
@@ -130,6 +195,8 @@ def apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     if name not in FUNCTIONS:
         if name in NOT_ELEMENTWISE:
             tracer.fail(f"`{name}` is not elementwise", "the function computes one unit of one sequence at one step")
+        if name in OVER_UNITS:
+            tracer.fail(*OVER_UNITS[name])
         tracer.fail(f"`{name}` is not supported", f"use {', '.join(sorted(NAMES))}")
     try:
         bound = inspect.signature(FUNCTIONS[name]).bind(tracer.make, *args, **kwargs)
@@ -181,6 +248,26 @@ class Gates:
 
     def __getitem__(self, index: int) -> Any:
         return self._gate(str(index))
+
+    def __add__(self, other: Any) -> "Gates":
+        if not isinstance(other, Gates) or set(other._names) != set(self._names):
+            self._tracer.fail(f"`{self._kind} + ...`", "u + r needs the same gates in u and r; other sums are of gates")
+        return Gates(self._tracer, "u + r", self._names, lambda name: self._gate(name) + other._gate(name))
+
+    def _of_gates(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._tracer.fail(
+            f"a function of all gates of `{self._kind}`",
+            "rnnkern.layer_norm and rnnkern.rms_norm take them together; other functions take a gate",
+        )
+
+    __sub__ = __mul__ = __truediv__ = __neg__ = __radd__ = __rsub__ = __rmul__ = __iter__ = _of_gates
+    __torch_function__ = _of_gates
+
+    def normalized(self, kind: str, weight: Any, bias: Any, eps: float) -> "Gates":
+        """The norm over the units of all gates."""
+        found = self._tracer.norm(kind, [self._gate(name) for name in self._names], weight, bias, eps)
+        values = dict(zip(self._names, found, strict=True))
+        return Gates(self._tracer, kind, self._names, values.__getitem__)
 
 
 class _Recurrent(Value):
@@ -239,10 +326,12 @@ def trace(function: Callable, gates: Sequence[str], recurrent: Sequence[str],
             f"the function takes {len(states)} states ({', '.join(states)}) and returns {len(results)}",
             "return every new state, in the order of the arguments",
         )
+    rows = tuple(tracer.rows.get(k, 1) for k in range(len(params)))
+    initial = {params[k]: value for k, value in tracer.initial.items()}
     traced = Traced(
-        graph, tuple(gates), tuple(recurrent), states, params, tuple(map(tracer.node, results)),
-        next(iter(products.values()), None), len(recurrent) - len(products), function.__name__,
-        None if save is None else {name: to_save(tracer, name, variables) for name in save},
+        graph, tuple(gates), tuple(recurrent), states, params, rows, initial, tuple(tracer.norms),
+        tuple(map(tracer.node, results)), next(iter(products.values()), None), len(recurrent) - len(products),
+        function.__name__, None if save is None else {name: to_save(tracer, name, variables) for name in save},
     )  # fmt: skip
     check_products(tracer, traced, products)
     return traced
@@ -303,6 +392,10 @@ def arguments_of(function: Callable, tracer: _Tracer) -> tuple[tuple[str, ...], 
 def check_products(tracer: _Tracer, traced: Traced, products: dict[str, Node]) -> None:
     values = in_order((*traced.next, *products.values()))
     used = {kind: {node.data for node in values if node.op == kind} for kind in ("u", "r", "old", "param")}
+    of_norms = {data[0] for data in used["param"] if isinstance(data, tuple)}
+    if both := of_norms & used["param"]:
+        tracer.fail(f"the parameter {traced.params[min(both)]!r} is used for all gates and for one value", "use two")
+    used["param"] |= of_norms
     for kind, names, what in (
         ("u", traced.gates, "gate"), ("r", traced.recurrent, "recurrent gate"), ("old", traced.states, "state"),
         ("param", traced.params, "parameter"),
@@ -313,6 +406,10 @@ def check_products(tracer: _Tracer, traced: Traced, products: dict[str, Node]) -
                 named = f"{what} {name!r}" if name else what
                 remedy = "leave it out" + (", or name the gates of R by `recurrent=`" if kind == "r" else "")
                 tracer.fail(f"the {named} is not used", remedy)
+    for norm in traced.norms:
+        parts = {node.data >= traced.first for node in norm.inputs if node.op == "r"}
+        if len(norm.inputs) > 1 and len(parts) > 1:
+            tracer.fail("a norm over the gates of two products", "normalize values of the gates one by one")
     if not products:
         return
     if tuple(products) != traced.recurrent[traced.first :] and set(products) != set(traced.recurrent[traced.first :]):
@@ -320,6 +417,8 @@ def check_products(tracer: _Tracer, traced: Traced, products: dict[str, Node]) -
     operand = in_order([traced.operand])
     if any(node.op == "r" and node.data >= traced.first for node in operand):
         tracer.fail("the operand of a second product depends on a second product", "use at most two products in a row")
+    if any(node.op == "norm" for node in operand):
+        tracer.fail("the operand of a second product depends on a norm", "normalize values after the second product")
     if any(node.op == "param" for node in operand):
         tracer.fail("the operand of a second product depends on a parameter", "make it of u, r and the states")
     if any(node.op == "u" and node.data >= traced.first for node in operand):

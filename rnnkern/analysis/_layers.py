@@ -26,8 +26,6 @@ class Layer(NamedTuple):
     bias_ih: Tensor | None
     weights: dict[str, Any]
     """``R``, ``bias``, ``params``, ``zoneout`` and ``reverse``, as the operators take them."""
-    gain: Tensor | None
-    """Of the LayerNorm of W x."""
     filter: Any
     """A filter of the input projection with a state, or None."""
 
@@ -43,9 +41,7 @@ class Layer(NamedTuple):
         """The arguments of the operators for an input (T, B, I) but the state; ``kept`` is the state of the filter,
         which is returned as it is after the last step."""
         call = {"cell": self.cell, **self.weights}
-        if self.gain is not None:
-            u = F.layer_norm(F.linear(x, self.weight_ih), self.gain.shape, self.gain, self.bias_ih)
-        elif self.filter is not None:
+        if self.filter is not None:
             u, kept = self.filter(F.linear(x, self.weight_ih, self.bias_ih), kept, None, None, self.weights["reverse"])
         else:
             return call | {"u": x, "weight_ih": self.weight_ih, "bias_ih": self.bias_ih}, kept
@@ -108,10 +104,11 @@ def layers_of(caller: str, module: Module) -> list[list[Layer]]:
         weight_ih, R, *rest = [weight.detach() for weight in tensors]
         bias_ih, bias = rest[:2] if module.bias else (None, None)
         params = tuple(rest[2:] if module.bias else rest)
-        gain, params = (params[0], params[1:]) if getattr(module, "layer_norm", False) else (None, params)
+        if getattr(module, "layer_norm", False):
+            params, bias_ih, bias = module._params_of_norms(params, bias_ih, bias), None, None
         named = {"R": R, "bias": bias, "params": params, "reverse": k % directions == 1}
         named["zoneout"] = getattr(module, "zoneout", 0.0)
-        layers.append(Layer(cell, weight_ih, bias_ih, named, gain, filter))
+        layers.append(Layer(cell, weight_ih, bias_ih, named, filter))
     return [layers[k : k + directions] for k in range(0, len(layers), directions)]
 
 

@@ -43,7 +43,7 @@ class GRU(RecurrentBase, torch.nn.GRU):
         zoneout, recurrent_dropout, filter: as in :class:`RNN`.
         save_gates: True saves the gates for the backward pass: 5 H floats per sequence and step in total. False saves H
             floats and recomputes the gates, which costs one more product with R and one with W. With ``layer_norm`` the
-            figures are 10 H and 7 H. None means True on a CPU and False on a GPU. You can change the attribute at any
+            figures are 10 H and H. None means True on a CPU and False on a GPU. You can change the attribute at any
             time.
 
     Raises:
@@ -96,7 +96,7 @@ class GRU(RecurrentBase, torch.nn.GRU):
     @property
     def _cell(self) -> str:
         if self.layer_norm:
-            return "gru_layer_norm"
+            return cells.gru_layer_norm.name
         if (self.activation, self.gate) != ("tanh", "sigmoid"):
             return cells.gru(self.activation, self.gate).name
         return "gru" if self.reset_gate == "after" else "gru_reset_before"

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
+from rnnkern import cells
 from rnnkern.nn.filters import Filter
 from rnnkern.nn.options import StatesOptions, with_options
 from rnnkern.nn.recurrent import RecurrentBase, TimeFirst
@@ -45,7 +46,7 @@ class LSTM(RecurrentBase, torch.nn.LSTM):
             affected.
         save_gates: True saves the gates for the backward pass: 6 H floats per sequence and step in total. False saves 2
             H floats and recomputes the gates, which costs one more product with R and one with W. With ``layer_norm``
-            the figures are 14 H and 10 H. None means True on a CPU and False on a GPU. You can change the attribute at
+            the figures are 14 H and 2 H. None means True on a CPU and False on a GPU. You can change the attribute at
             any time.
 
     Raises:
@@ -97,5 +98,5 @@ class LSTM(RecurrentBase, torch.nn.LSTM):
     @property
     def _cell(self) -> str:
         if self.layer_norm:
-            return "lstm_layer_norm"
+            return cells.lstm_layer_norm.name
         return "lstm_projected" if self.proj_size > 0 else "lstm"

@@ -19,14 +19,16 @@ class Recurrent(RecurrentBase):
 
     For each layer and direction it holds ``weight_ih_l{k}`` (G*H, I); ``weight_hh_l{k}`` (G*H, H), with H rows for each
     gate that has a recurrent part; ``bias_ih_l{k}`` and ``bias_hh_l{k}``; and the cell's own parameters,
-    ``{name}_l{k}`` (H,). Weights, biases and parameters without an ``init`` are drawn from :math:`U(-1 / \sqrt{H}, 1 /
-    \sqrt{H})`. I is the input size, H the hidden size and G the number of gates.
+    ``{name}_l{k}`` (H,), or (G*H,) if it belongs to a norm over all gates. Weights, biases and parameters without an
+    ``init`` are drawn from :math:`U(-1 / \sqrt{H}, 1 / \sqrt{H})`. I is the input size, H the hidden size and G the
+    number of gates.
 
     Args:
         cell: a cell that :func:`rnnkern.cell` returned.
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in
             :class:`torch.nn.RNN`.
-        num_heads: K. With K > 1, R is block-diagonal and ``weight_hh_l{k}`` has shape (K, G*D, D), D = H / K.
+        num_heads: K. With K > 1, R is block-diagonal and ``weight_hh_l{k}`` has shape (K, G*D, D), D = H / K. Must be 1
+            for a cell with norms.
         zoneout: as in :class:`rnnkern.nn.RNN`, or one probability for each state.
         recurrent_dropout: as in :class:`rnnkern.nn.RNN`.
         save_gates: True saves the cell's intermediate values for the backward pass; False recomputes them there.
@@ -71,7 +73,7 @@ class Recurrent(RecurrentBase):
             shapes += [(gates * hidden_size,), (recurrent * hidden_size,)] if bias else []
             suffix = names[0].removeprefix("weight_ih")
             own = [f"{name}{suffix}" for name in cell.params]
-            for name, shape in zip([*names, *own], [*shapes, *[(hidden_size,)] * len(own)], strict=True):
+            for name, shape in zip([*names, *own], [*shapes, *((n * hidden_size,) for n in cell.rows)], strict=True):
                 setattr(self, name, Parameter(like.new_empty(shape)))
             names.extend(own)
         self.reset_parameters()

@@ -18,7 +18,6 @@ from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace, said_per_layer, s
 from rnnkern.nn.filters import Filter
 from rnnkern.nn.stream import LayerByLayer, Packed, Streaming
 from rnnkern.ops import Choice, recurrence
-from rnnkern.ops._recurrence.linear import linear
 from rnnkern.ops._recurrence.pair import both
 from rnnkern.ops._recurrence.recurrence import choose_kernel, step
 from rnnkern.ops.checks import runs
@@ -65,10 +64,6 @@ def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tenso
         return [reset, reset]
     # In the reverse direction, step t takes its state from t+1, so it is zeroed where an episode starts at t+1.
     return [reset, F.pad(reset, (0, 0, 0, 1))[1:]]
-
-
-def _normalized_projection(x: Tensor, W: Tensor, gain: Tensor, b: Tensor | None) -> Tensor:
-    return F.layer_norm(linear(x, W), gain.shape, gain, b)
 
 
 class RecurrentBase(Streaming, Unquantized, RNNBase):
@@ -341,6 +336,8 @@ class RecurrentBase(Streaming, Unquantized, RNNBase):
             weight_ih, weight_hh, *rest = [self._weight(name, sequence) for name in names]
             bias_ih, bias_hh = rest[:2] if self.bias else (None, None)
             params, state = tuple(rest[2:] if self.bias else rest), states[k][: self._states]
+            if self.layer_norm:
+                params, bias_ih, bias_hh = self._params_of_norms(params, bias_ih, bias_hh), None, None
             call = {"weight_ih": weight_ih, "bias_ih": bias_ih, "R": weight_hh, "bias": bias_hh, "params": params}
             call |= {"state": state, "batch_sizes": batch_sizes, "reset": masks[k % directions], **options}
             if self.filter:
@@ -348,6 +345,13 @@ class RecurrentBase(Streaming, Unquantized, RNNBase):
             calls.append(call)
         at_once = 2 if self.bidirectional or self._stacks() else 1
         return [calls[k : k + at_once] for k in range(0, len(calls), at_once)]
+
+    @staticmethod
+    def _params_of_norms(params: Sequence[Tensor], *biases: Tensor | None) -> tuple[Tensor, ...]:
+        """The params of a cell with layer norm, whose biases of W x and of R h follow the norms."""
+        of_input, of_state, *rest = params
+        bias_ih, bias_hh = (torch.zeros_like(of_input) if bias is None else bias for bias in biases)
+        return of_input, bias_ih, of_state, bias_hh, *rest
 
     def _weight(self, name: str, sequence: TimeFirst) -> Any:
         """The value of a weight for a call; subclasses may return something other than the matrix."""
@@ -366,16 +370,12 @@ class RecurrentBase(Streaming, Unquantized, RNNBase):
     @property
     def _projects(self) -> bool:
         """Whether :meth:`_projected` replaces the operator's projection of the input."""
-        return self.layer_norm or self.filter is not None
+        return self.filter is not None
 
     def _projected(self, x: Tensor, call: dict, reverse: bool) -> tuple[Tensor, dict[str, Any], tuple[Tensor, ...]]:
         """The operator's input and its other arguments for one direction, and the final state of a filter."""
-        if self.filter:
-            return self.filter.project(x, call, reverse)
-        gain, *params = call["params"]
-        inputs = x, call.pop("weight_ih"), gain, call.pop("bias_ih")
-        save_u = autocast.recomputed(_normalized_projection, *inputs)
-        return _normalized_projection(*inputs), call | {"params": tuple(params), "save_u": save_u}, ()
+        assert self.filter is not None
+        return self.filter.project(x, call, reverse)
 
     def _layer(self, x, calls, one, both) -> Sequence[Any]:
         """The results of ``both``, one call for two recurrences, or a list of the results of ``one`` for each."""

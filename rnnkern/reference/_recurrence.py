@@ -10,8 +10,7 @@ from torch import Tensor
 from rnnkern.reference import _noise as noise
 
 Product = Callable[..., Tensor]
-"""``product(h, first=0, last=G)`` gives ``R h + b_hh`` for the gates first..last-1, (B, (last-first)*H). ``product(h,
-gain=g)`` gives ``LN(R h; g) + b_hh``, normalized over all G*H values."""
+"""``product(h, first=0, last=G)`` gives ``R h + b_hh`` for the gates first..last-1, (B, (last-first)*H)."""
 
 
 class Cell(NamedTuple):
@@ -20,14 +19,11 @@ class Cell(NamedTuple):
     step: Callable[..., tuple[Tensor, ...]]  # (u_t, product, state, *params) -> new state
     gates: int  # G, columns of u per hidden unit
     states: int  # 1: (h,); 2: (h, c)
-    params: tuple[str, ...]  # names of the cell's own tensors, each (H,) but weight_hr (P, H) and weight_ln_hh (G*H,)
+    params: tuple[str, ...]  # names of the cell's own tensors, each (H,) but weight_hr (P, H), and others by ``rows``
     joint: bool  # the cell depends only on the sum of u and R h, so a bias may be added to either
     recurrent: int  # rows of R per hidden unit: G, or fewer where gates have no recurrent part
-
-    @property
-    def normalised(self) -> bool:
-        """Whether R h is normalized, with the first of ``params`` as gain; R then has no heads."""
-        return self.params[:1] == ("weight_ln_hh",)
+    rows: tuple[int, ...] = ()  # numbers of values per unit of ``params``; () if each has one
+    normalised: bool = False  # values are normalized over all units; R then has no heads
 
 
 CELLS: dict[str, Cell] = {}
@@ -144,21 +140,6 @@ def goru(u, product, state, modrelu_bias):
     return ((1 - z) * _modrelu(u_n + r * r_n, modrelu_bias) + z * h,)
 
 
-@_cell(gates=4, states=2, params=("weight_ln_hh", "weight_ln_c", "bias_ln_c"), joint=False)
-def lstm_layer_norm(u, product, state, weight_ln_hh, weight_ln_c, bias_ln_c):
-    """Ba, Kiros and Hinton 2016, eqs. 20-22. The state is c itself, not the normalized c from which h is computed."""
-    h, c = state
-    i, f, g, o = (u + product(h, gain=weight_ln_hh)).chunk(4, dim=-1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(F.layer_norm(c, c.shape[-1:], weight_ln_c, bias_ln_c)), c
-
-
-@_cell(gates=3, params=("weight_ln_hh",), joint=False)
-def gru_layer_norm(u, product, state, weight_ln_hh):
-    """The GRU above, with LayerNorm (Ba, Kiros and Hinton 2016) applied to its product."""
-    return gru(u, lambda h: product(h, gain=weight_ln_hh), state)
-
-
 @_cell(gates=3)
 def gru_reset_before(u, product, state):
     """Cho et al. 2014: the rows of R for the new gate multiply the state after the reset gate."""
@@ -194,17 +175,14 @@ def product_of(
     R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None, kept: Tensor | None, added: Tensor | None = None
 ) -> Product:
     """The :data:`Product` of a step. ``scale`` multiplies the gradient of h, ``kept`` (B, P) is the mask of dropout,
-    and ``added`` (B, G*H) is added to R h before its normalization."""
+    and ``added`` (B, G*H) is added to R h."""
     hidden = (R.shape[0] if R.dim() == 2 else R.shape[0] * R.shape[1]) // max(gates, 1)
 
-    def product(h: Tensor, first: int = 0, last: int = gates, gain: Tensor | None = None) -> Tensor:
+    def product(h: Tensor, first: int = 0, last: int = gates) -> Tensor:
         if scale is not None:
             h = _ScaleGradient.apply(h, scale)
         if kept is not None:
             h = h * kept[: h.shape[0]]
-        if gain is not None:
-            r = F.linear(h, R)
-            return F.layer_norm(r if added is None else r + added, gain.shape, gain, bias)
         rows = slice(first * hidden, last * hidden)
         b = None if bias is None else bias[rows]
         if added is not None:

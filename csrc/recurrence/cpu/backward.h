@@ -95,7 +95,7 @@ class BackwardPass {
     me.barrier();
   }
 
-  int64_t param_size(int i) const { return cell.normalised && i == 0 ? recurrent : hidden; }
+  int64_t param_size(int i) const { return cell.param_rows[i] * hidden; }
 
   RNNKERN_INLINE F* dr_row(const Step& now, int64_t b) const { return plan.dr_of(now.slot + b); }
   RNNKERN_INLINE F* du_row(const Step& now, int64_t b) const { return plan.du_of(now.slot + b); }
@@ -141,6 +141,7 @@ class BackwardPass {
             }
           },
           [](const ForwardStrip<T>&, int64_t) {});
+      if (cell.normalised) share.barrier();  // the next step overwrites the products
     }
     share.barrier();
   }
@@ -189,9 +190,7 @@ class BackwardPass {
       strip.params[i] = p.weights.params[i];
       strip.dparams[i] = p.dparams[i] ? p.dparams[i] + b * param_size(i) : nullptr;
     }
-    strip.bias = p.weights.R.bias;
     strip.workspace = plan.norms;
-    strip.mixed = cell.states > 1 && plan.zoneout[1].on();
     divert_zoneout(strip, b);
     cell.backward(strip);
     store_gradients(strip, now, b, cell.recurrent, cell.gates);
@@ -227,8 +226,8 @@ class BackwardPass {
     });
   }
 
-  // Gradients that zoneout passes to the old values bypass the equations. Norms need the whole gradient of h in one
-  // row.
+  // Gradients that zoneout passes to the old values bypass the equations. A cell with norms reads the whole gradient of
+  // h from one row.
   RNNKERN_INLINE void divert_zoneout(BackwardStrip<T>& strip, int64_t b) const {
     for (int s = cell.projected; s < cell.states; ++s) {
       const Zoneout<T>& zoneout = plan.zoneout[s];
@@ -322,7 +321,7 @@ class BackwardPass {
   }
 
   RNNKERN_INLINE void add_biases() const {
-    const Units some = cell.normalised ? Units{0, hidden} : units;  // with layer norm, one thread takes a whole row
+    const Units some = cell.normalised ? Units{0, hidden} : units;  // with norms, one thread takes a whole row
     dbias.add(cell.recurrent, hidden, some);
     dbias_ih.add(cell.gates, hidden, some);
   }

@@ -30,7 +30,7 @@ struct BackwardPlan {
   F* dropped;  // per thread: rows of what R multiplied, where dropout made it differ from h
   std::optional<StepProducts<F>> recompute;
   T *u = nullptr, *saved = nullptr, *wide_h = nullptr;
-  T* norms;  // per thread: workspace of a normalised row
+  T* norms;  // per thread: workspace for the norms of a row
   // Rows per thread: values in T that are stored in another type, the gradient of what a product passes to the
   // equations, gradients that zoneout passes directly to the old state, the new state of recomputed equations, and a
   // gradient that is discarded.
@@ -74,7 +74,7 @@ struct BackwardPlan {
         dropout(p.noise, p.steps.batch, p.weights.width, workspace),
         dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(workspace.alloc(p.steps.batch * p.weights.width, me))
                                     : nullptr),
-        norms(p.cell.normalised ? workspace.alloc(p.cell.workspace_size(p.weights.hidden), me) : nullptr) {
+        norms(p.cell.normalised ? workspace.alloc(p.cell.norm_rows * p.weights.hidden, me) : nullptr) {
     const CellNumbers& cell = p.cell;
     const int64_t hidden = p.weights.hidden;
     auto rows_if = [&](bool needed, int values) { return needed ? workspace.alloc(values * hidden, me) : nullptr; };

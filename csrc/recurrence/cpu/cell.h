@@ -22,6 +22,7 @@ struct InlineCell {
   static constexpr int params = n.params, saved = n.saved, second_gates = n.two_products() ? first_gates : 0;
   static constexpr int first_of_u = first_gates < gates ? first_gates : gates;  // gates of u before a second product
   static constexpr bool joint = n.joint, projected = n.projected, normalised = n.normalised;
+  static constexpr const int8_t* param_rows = Equations::param_rows;
   static_assert(states <= most_states && params <= most_params);
   static constexpr bool two_products() { return n.two_products(); }
 
@@ -40,7 +41,6 @@ struct InlineCell {
   }
 
   RNNKERN_INLINE static void forward(const ForwardStrip<T>& s) {
-    if constexpr (normalised) return normalised_forward<Equations>(s);
     for_vectors<V>(s.begin, s.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
       V u[gates], r[at_least_one(recurrent)], old[states], next[states];
       V own[at_least_one(params)], save[at_least_one(saved)];
@@ -56,7 +56,6 @@ struct InlineCell {
   }
 
   RNNKERN_INLINE static void backward(const BackwardStrip<T>& s) {
-    if constexpr (normalised) return normalised_backward<Equations>(s);
     for_vectors<V>(s.begin, s.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
       V save[at_least_one(saved)], own[at_least_one(params)], dparams[at_least_one(params)];
       V old[states], next[states], grad[states], du[gates], dr[at_least_one(recurrent)];
@@ -119,13 +118,18 @@ template <class T, class Equations>
 constexpr Strips<T> strips_of() {
   using Cell = InlineCell<T, Equations>;
   Strips<T> strips{};
-  strips.forward = [](const ForwardStrip<T>& s) { Cell::forward(s); };
-  strips.backward = [](const BackwardStrip<T>& s) { Cell::backward(s); };
+  if constexpr (Cell::normalised) {
+    strips.forward = &normalised_forward<Equations, T>;
+    strips.backward = &normalised_backward<Equations, T>;
+    strips.tangent = &normalised_tangent<Equations, T>;
+  } else {
+    strips.forward = [](const ForwardStrip<T>& s) { Cell::forward(s); };
+    strips.backward = [](const BackwardStrip<T>& s) { Cell::backward(s); };
+  }
   if constexpr (Cell::two_products()) {
     strips.prepare = [](const ForwardStrip<T>& s) { Cell::prepare(s); };
     strips.prepare_backward = [](const BackwardStrip<T>& s) { Cell::prepare_backward(s); };
   }
-  if constexpr (Cell::normalised) strips.tangent = [](const TangentStrip<T>& s) { normalised_tangent<Equations>(s); };
   return strips;
 }
 

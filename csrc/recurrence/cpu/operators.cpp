@@ -135,7 +135,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   const Tensor dW_hr =
       weight_gradient(cell.projected ? call.params[0] : OptionalTensor(), cell.projected && needs.params, p.dW_hr);
   for (int i = 0; i < cell.params; ++i) {
-    if (!needs.params && !cell.normalised) {  // the kernel needs their memory with layer norm
+    if (!needs.params) {
       dparams.push_back(empty(call.u, {0}, wide));
       continue;
     }

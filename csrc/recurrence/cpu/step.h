@@ -22,13 +22,6 @@ Cell cell_of(const Problem& p) {
     return {p.cell, p.strips};
 }
 
-// Layer norm is applied to R h without the bias, which is added after it.
-template <class T>
-Matrix<T> without_bias_if(bool normalised, Matrix<T> R) {
-  if (normalised) R.bias = nullptr;
-  return R;
-}
-
 // The units that a thread computes: those of its panels, or a share of all units where there is no product.
 template <class F>
 Units units_of(const Product<F>& product, const WorkRange& share, int64_t hidden) {
@@ -54,20 +47,23 @@ struct StepProducts {
   Product<F> first, second, input;
   T* wide_x;       // per thread: rows of x converted to T, where products cannot read them as stored
   T* operand_row;  // per thread: a row of the second product's operand in T, before conversion
-  T* norms;        // per thread: workspace of a normalised row
+  T* norms;        // per thread: workspace for the norms of a row
+  T* products;     // rows: R h for the norms, where it is not saved
 
   template <class Problem>
   StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, Workspace<T>& workspace,
                ThreadContext me)
       : cell(p.cell),
-        first(without_bias_if(cell.normalised, p.weights.R), 0, cell.first_gates, false, streamed_R, workspace, nullptr,
-              me, p.parts, p.steps.batch),
+        first(p.weights.R, 0, cell.first_gates, false, streamed_R, workspace, nullptr, me, p.parts, p.steps.batch),
         second(p.weights.R, cell.first_gates, cell.recurrent - cell.first_gates, false, streamed_R, workspace, nullptr,
                me, p.parts, p.steps.batch),
         input(p.weights.W, 0, cell.gates, false, streamed_W, workspace, nullptr, me, p.parts, rows),
         wide_x(must_widen<F>(p.x) ? workspace.alloc(rows * p.weights.W.columns, me) : nullptr),
         operand_row(has_bf16_dot<F> && cell.two_products() ? workspace.alloc(p.weights.hidden, me) : nullptr),
-        norms(cell.normalised ? workspace.alloc(cell.workspace_size(p.weights.hidden), me) : nullptr) {}
+        norms(cell.normalised ? workspace.alloc(cell.norm_rows * p.weights.hidden, me) : nullptr),
+        products(cell.normalised && cell.r_slot < 0
+                     ? workspace.alloc(p.steps.batch * cell.second_gates() * p.weights.hidden)
+                     : nullptr) {}
 
   void pack(ThreadContext me) const {
     first.pack(me);
@@ -126,7 +122,7 @@ struct StepProducts {
 
   // One step for a thread's sequences up to row1 and its units. factors(b) returns the previous h in the form that
   // products read. saved_row(b) returns where gates are saved, or null; a cell with two products needs it between them,
-  // and a normalised one until its norm. fill(strip, b) sets u and the old and new state; done(strip, b) takes the
+  // and one with norms between these. fill(strip, b) sets u and the old and new state; done(strip, b) takes the
   // results. Threads wait for each other between products, but not at the end.
   template <class Cell, class SavedRow, class Fill, class Done>
   RNNKERN_INLINE void step(const Cell& equations, const Weights<T>& weights, const WorkRange& share, int64_t row1,
@@ -145,26 +141,6 @@ struct StepProducts {
       strip.r = results, strip.lanes = strip.r_gate = V::width, strip.r_vector = gates * V::width;
     };
     auto rows_of_h = [&](int64_t b) { return factors(b).template as<F>(); };
-    if (equations.normalised) {
-      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, rows_of_h,
-                [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
-                  T* const products = saved_row(b) + cell.own_saved() * hidden;
-                  for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-                    const T* const from = results + (unit - q.unit) * cell.recurrent;
-                    for (int g = 0; g < cell.recurrent; ++g)
-                      V::load(from + g * V::width).store(products + g * hidden + unit, lanes);
-                  });
-                });
-      share.barrier();
-      for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
-        ForwardStrip<T> strip = strip_of({0, hidden}, b);
-        strip.bias = weights.R.bias;
-        strip.workspace = norms;
-        equations.forward(strip);
-        done(strip, b);
-      }
-      return;
-    }
     if (equations.two_products()) {
       first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, rows_of_h,
                 [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
@@ -181,6 +157,37 @@ struct StepProducts {
                 });
       share.barrier();
     }
+    const Product<F>& product = equations.two_products() ? second : first;
+    auto rows_of_operand = [&](int64_t b) -> const F* {
+      return equations.two_products() ? operand + b * hidden : rows_of_h(b);
+    };
+    auto multiply = [&](auto finish) RNNKERN_INLINE_LAMBDA {
+      product.run(share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
+                  rows_of_operand, finish);
+    };
+    if (equations.normalised) {
+      const int gates = cell.second_gates();
+      auto products_of = [&](int64_t b) {
+        return products ? products + b * gates * hidden : saved_row(b) + cell.r_slot * hidden;
+      };
+      if (gates > 0)
+        multiply([&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+          for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+            const T* const from = results + (unit - q.unit) * gates;
+            for (int g = 0; g < gates; ++g)
+              V::load(from + g * V::width).store(products_of(b) + g * hidden + unit, lanes);
+          });
+        });
+      share.barrier();
+      for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
+        ForwardStrip<T> strip = strip_of({0, hidden}, b);
+        strip.r = products_of(b);
+        strip.workspace = norms;
+        equations.forward(strip);
+        done(strip, b);
+      }
+      return;
+    }
     auto rest = [&](Units units, int64_t b, const T* results) RNNKERN_INLINE_LAMBDA {
       ForwardStrip<T> strip = strip_of(units, b);
       set_products(strip, results, equations.recurrent - (equations.two_products() ? equations.first_gates : 0));
@@ -192,14 +199,8 @@ struct StepProducts {
       for (int64_t b = share.row0; b < row1; ++b) rest(units, b, nullptr);
       return;
     }
-    const Product<F>& product = equations.two_products() ? second : first;
-    auto rows_of_operand = [&](int64_t b) -> const F* {
-      return equations.two_products() ? operand + b * hidden : rows_of_h(b);
-    };
-    product.run(share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
-                rows_of_operand, [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
-                  rest({q.unit, q.unit + q.units}, b, results);
-                });
+    multiply([&](int64_t b, const Panel<T>& q, const T* results)
+                 RNNKERN_INLINE_LAMBDA { rest({q.unit, q.unit + q.units}, b, results); });
   }
 };
 

@@ -12,7 +12,7 @@ struct Given {
   Tensors tangents;
   Tensor h;
   Tensors saved;
-  OptionalTensor u_tangent, r_tangent, bias_tangent;
+  OptionalTensor u_tangent, r_tangent;
   Tensors params_tangent;
   int64_t every;
   bool sequence;
@@ -55,8 +55,6 @@ Tensors tangent(const Call& call, const Given& given) {
   if (has_candidates) p.candidates = keep_saved(given.saved.back(), call.rows * call.hidden);
   p.u_tangent = keep("u_tangent", given.u_tangent, count * call.rows * columns);
   p.r_tangent = keep("r_tangent", given.r_tangent, count * call.rows * recurrent);
-  STD_TORCH_CHECK(!given.bias_tangent || cell.normalised, "recurrence_tangent: this cell takes no `bias_tangent`");
-  p.bias_tangent = keep("bias_tangent", given.bias_tangent, count * recurrent);
   STD_TORCH_CHECK(given.params_tangent.empty() || given.params_tangent.size() == call.params.size(),
                   "recurrence_tangent: wrong `params_tangent`");
   for (size_t i = 0; i < given.params_tangent.size(); ++i) {
@@ -99,9 +97,8 @@ Tensors tangent(const Call& call, const Given& given) {
 Tensors recurrence_tangent_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Tensors tangents,
                                OptionalTensor bias, OptionalTensors params, OptionalTensor batch_sizes,
                                OptionalTensor reset, bool reverse, Tensor h, Tensors saved, OptionalTensor u_tangent,
-                               OptionalTensor r_tangent, OptionalTensor bias_tangent, OptionalTensors params_tangent,
-                               int64_t every, bool sequence, Rates zoneout, double dropout, OptionalTensor seed,
-                               OptionalTensor keep) {
+                               OptionalTensor r_tangent, OptionalTensors params_tangent, int64_t every, bool sequence,
+                               Rates zoneout, double dropout, OptionalTensor seed, OptionalTensor keep) {
   Call call(cell, u, R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, {}, {},
             simd_vector_bytes());
   call.set_noise(zoneout, dropout, seed);
@@ -109,8 +106,7 @@ Tensors recurrence_tangent_cpu(std::string cell, Tensor u, Tensor R, Tensors sta
   STD_TORCH_CHECK(!tangents.empty() && tangents[0].dim() == 3 && every >= 0 && !(every > 0 && sequence),
                   "recurrence_tangent: wrong `tangents`, `every` or `sequence`");
   rnnkern::count_kernel("recurrence/cpu", "tangent", call.cell.name);
-  const Given given{tangents, h,       saved, u_tangent, r_tangent, bias_tangent, params_tangent.value_or(Tensors()),
-                    every,    sequence};
+  const Given given{tangents, h, saved, u_tangent, r_tangent, params_tangent.value_or(Tensors()), every, sequence};
   widen(call);
   return by_arithmetic(call, [&](auto zero) { return tangent<decltype(zero)>(call, given); });
 }

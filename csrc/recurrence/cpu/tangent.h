@@ -78,27 +78,26 @@ class TangentPass {
     for (int64_t i = row0; plan.dropped && i < now.row1; ++i)
       drop(plan.dropout, i / count, Rows<T>(old_tangent(now, i, 0)), plan.dropped + i * width);
     local_sequence = -1;
-    if (cell.normalised) {
-      multiply(plan.first, now, h_tangents(now), [&](int64_t i, Units units, const T* results) RNNKERN_INLINE_LAMBDA {
-        keep_r(now, i, units, results, cell.recurrent);
-      });
-      for (int64_t i = row0; i < now.row1; ++i) advance_normalised(now, i);
-    } else if (cell.recurrent == 0) {
-      for (int64_t i = row0; i < now.row1; ++i) advance(now, i, {0, hidden}, nullptr);
-    } else if (!cell.two_products()) {
-      multiply(plan.first, now, h_tangents(now), [&](int64_t i, Units units, const T* results) RNNKERN_INLINE_LAMBDA {
+    auto finish = [&](int64_t i, Units units, const T* results) RNNKERN_INLINE_LAMBDA {
+      if (cell.normalised) {
+        keep_r(now, i, units, results, first_gates, cell.recurrent);
+      } else {
         advance(now, i, units, results);
-      });
+      }
+    };
+    if (cell.recurrent == 0) {
+      for (int64_t i = row0; !cell.normalised && i < now.row1; ++i) advance(now, i, {0, hidden}, nullptr);
+    } else if (!cell.two_products()) {
+      multiply(plan.first, now, h_tangents(now), finish);
     } else {
       multiply(plan.first, now, h_tangents(now), [&](int64_t i, Units units, const T* results) RNNKERN_INLINE_LAMBDA {
         prepare(now, i, units, results);
       });
       local_sequence = -1;
       auto operand = [&](int64_t i) { return plan.operand + i * hidden; };
-      multiply(plan.second, now, operand, [&](int64_t i, Units units, const T* results) RNNKERN_INLINE_LAMBDA {
-        advance(now, i, units, results);
-      });
+      multiply(plan.second, now, operand, finish);
     }
+    for (int64_t i = row0; cell.normalised && i < now.row1; ++i) advance_normalised(now, i);
     if (!cell.projected) return;
     auto m = [&](int64_t i) { return plan.m + i * hidden; };
     multiply(plan.projection, now, m, [&](int64_t i, Units columns, const T* results) RNNKERN_INLINE_LAMBDA {
@@ -141,8 +140,7 @@ class TangentPass {
     from.u = given(p.u_tangent, now, i, cell.gates * hidden);
     from.r = given(p.r_tangent, now, i, cell.recurrent * hidden);
     for (int n = 0; n < cell.params; ++n)
-      if (p.params_tangent[n])
-        from.params[n] = p.params_tangent[n] + i % count * (cell.normalised && n == 0 ? cell.recurrent : 1) * hidden;
+      if (p.params_tangent[n]) from.params[n] = p.params_tangent[n] + i % count * cell.param_rows[n] * hidden;
     return from;
   }
 
@@ -206,13 +204,15 @@ class TangentPass {
     }
   }
 
-  // Keeps the tangents of r of the first gates.
-  RNNKERN_INLINE void keep_r(const Step& now, int64_t i, Units units, const T* results, int gates) const {
+  T* kept_r(int64_t i) const { return plan.r + i * plan.kept_gates * hidden; }
+
+  // Keeps the tangents of r of some gates.
+  RNNKERN_INLINE void keep_r(const Step& now, int64_t i, Units units, const T* results, int first, int last) const {
     const T* const added = directions_of(now, i).r;
     for_vectors<V>(units.begin, units.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
       V r[most_recurrent];
-      load_r(r, 0, gates, results + (unit - units.begin) * gates, added, unit, lanes);
-      store_gates(r, gates, plan.r + i * gates * hidden, hidden, unit, lanes);
+      load_r(r, first, last, results + (unit - units.begin) * (last - first), added, unit, lanes);
+      store_gates(r + first, last - first, kept_r(i) + first * hidden, hidden, unit, lanes);
     });
   }
 
@@ -224,11 +224,11 @@ class TangentPass {
       strip.doperand = plan.ones;
       p.strips.prepare_backward(strip);
     }
-    keep_r(now, i, units, results, first_gates);
+    keep_r(now, i, units, results, 0, first_gates);
     const Directions<T> from = directions_of(now, i);
     for_vectors<V>(units.begin, units.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
       V r[most_recurrent];
-      load_gates(r, first_gates, plan.r + i * first_gates * hidden, hidden, unit, lanes);
+      load_gates(r, first_gates, kept_r(i), hidden, unit, lanes);
       const V operand = combined(plan.of_operand, from, unit, lanes, first_gates, r);
       plan.dropout.apply(operand, b, unit, lanes).store(plan.operand + i * hidden + unit, lanes);
     });
@@ -243,7 +243,7 @@ class TangentPass {
     const Directions<T> from = directions_of(now, i);
     for_vectors<V>(units.begin, units.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
       V r[most_recurrent], next[most_states];
-      load_gates(r, first_gates, plan.r + i * first_gates * hidden, hidden, unit, lanes);
+      load_gates(r, first_gates, kept_r(i), hidden, unit, lanes);
       load_r(r, first_gates, cell.recurrent, results + (unit - units.begin) * (cell.recurrent - first_gates), from.r,
              unit, lanes);
       for (int result = 0; result < cell.states; ++result)
@@ -253,23 +253,21 @@ class TangentPass {
     });
   }
 
-  // With layer norm: the new tangents of a whole row, from those of r.
+  // With norms: the new tangents of a whole row, from those of r.
   void advance_normalised(const Step& now, int64_t i) const {
     const BackwardStrip<T> at = strip_of(now, i / count, {0, hidden});
     TangentStrip<T> strip{};
-    strip.hidden = hidden, strip.saved = at.saved, strip.bias = p.weights.R.bias, strip.workspace = plan.norms;
-    strip.mixed = cell.states > 1 && plan.zoneout[1].on();
+    strip.hidden = hidden, strip.saved = at.saved, strip.workspace = plan.norms;
     const Directions<T> from = directions_of(now, i);
-    strip.u_tangent = from.u, strip.r_tangent = plan.r + i * cell.recurrent * hidden;
+    strip.u_tangent = from.u, strip.r_tangent = kept_r(i);
     for (int s = 0; s < cell.states; ++s) {
-      strip.old[s] = at.old[s], strip.next[s] = at.next[s];
+      strip.old[s] = at.old[s];
       strip.old_tangent[s] = from.old[s], strip.next_tangent[s] = plan.made + s * hidden;
     }
     for (int n = 0; n < cell.params; ++n) {
       strip.params[n] = p.weights.params[n];
       strip.params_tangent[n] = from.params[n];
     }
-    if (p.bias_tangent) strip.bias_tangent = p.bias_tangent + i % count * cell.recurrent * hidden;
     p.strips.tangent(strip);
     for (int s = 0; s < cell.states; ++s)
       for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {

@@ -29,11 +29,12 @@ struct TangentPlan {
   T* tangent[most_states];            // of the current state, rows of a state's width
   T *h_next, *r, *operand, *dropped;  // rows: the new tangent of h, of R h, of the second product's operand, and of h
                                       // after dropout
+  int kept_gates;                     // of r
   T* m;                               // rows: the tangent of the projection's input
   // Per thread:
   T *local, *of_operand;  // coefficients of a sequence, and those of the second product's operand
   T *ones, *discarded;    // a row of ones; results that are not needed
-  T *made, *norms;        // new tangents of one row with layer norm, and workspace for its norms
+  T *made, *norms;        // new tangents of one row with norms, and workspace for these
   T* covered;
 
   static Matrix<T> without_bias(Matrix<T> M) {
@@ -55,7 +56,7 @@ struct TangentPlan {
     zeros = workspace.alloc(larger(hidden, width));
     for (int k = 0; k < cell.states; ++k) tangent[k] = workspace.alloc(rows * (k ? hidden : width));
     h_next = workspace.alloc(rows * width);
-    const int kept_gates = cell.normalised ? cell.recurrent : cell.two_products() ? cell.first_gates : 0;
+    kept_gates = cell.normalised ? cell.recurrent : cell.two_products() ? cell.first_gates : 0;
     r = workspace.alloc(rows * kept_gates * hidden);
     operand = workspace.alloc(cell.two_products() ? rows * hidden : 0);
     dropped = p.noise.dropout > 0 ? workspace.alloc(rows * width) : nullptr;
@@ -65,7 +66,7 @@ struct TangentPlan {
     ones = workspace.alloc(cell.two_products() ? hidden : 0, me);
     discarded = workspace.alloc(hidden, me);
     made = workspace.alloc(cell.normalised ? cell.states * hidden : 0, me);
-    norms = workspace.alloc(cell.workspace_size(hidden), me);
+    norms = workspace.alloc(cell.norm_rows * hidden, me);
     covered = workspace.alloc(p.every ? width + (cell.states - 1) * hidden : 0, me);
   }
 

@@ -19,7 +19,8 @@ struct BackwardDriver : CudaDriver<S> {
   using Base = CudaDriver<S>;
   using Base::buffer, Base::by_head, Base::call, Base::columns_of, Base::columns_of_state, Base::drop;
   using Base::gate_columns, Base::head_size, Base::head_width, Base::multiplication, Base::narrowed, Base::noise;
-  using Base::plan, Base::projection, Base::rows_of_R, Base::run_resident, Base::sequence, Base::sequence_of_h;
+  using Base::norm_workspace, Base::plan, Base::projection, Base::rows_of_R, Base::run_resident, Base::sequence,
+      Base::sequence_of_h;
   using Base::start_forward, Base::start_step, Base::step_forward, Base::stream, Base::widened;
   using typename Base::A;
 
@@ -27,16 +28,17 @@ struct BackwardDriver : CudaDriver<S> {
   Gradients grad;
   Tensor h;
   OptionalTensor saved, candidates;
-  Tensors cells;                            // the states except the first, of every step
-  bool recompute;                           // recompute the gates
-  Tensor du, dR_sum, dbias_sum, dW_hr_sum;  // sums in arithmetic precision: (K, Q*D, D), (K, Q*D), (P, H)
-  Tensors carry, dparams;  // in arithmetic precision, shaped as in StepBackward (also dbias_sum with layer norm)
+  Tensors cells;                                       // the states except the first, of every step
+  bool recompute;                                      // recompute the gates
+  Tensor du, dR_sum, dbias_sum, dW_hr_sum;             // sums in arithmetic precision: (K, Q*D, D), (K, Q*D), (P, H)
+  Tensors carry, dparams;                              // in arithmetic precision, shaped as in StepBackward
   Tensor previous, r, gates, dr, operand, dR_partial;  // of one chunk
   Tensors old_states;        // of one chunk: the states except the first before each row, if gates need them
   Tensor dh, dW_hr_partial;  // if h is projected
   Tensor dropped;            // `previous` times the dropout mask, the input of R; `previous` itself without dropout
   // Of the stepwise loop. `finished` is the step processed before this one, whose product is in from_R.
-  Tensor step_dr, from_R, step_dh, from_W_hr, workspace;
+  Tensor step_dr, from_R, step_dh, from_W_hr;
+  OptionalTensor workspace;  // for norms
   int64_t finished = -1, finished_alive = 0;
   Multiplication first, second;
   int64_t alive = -1;
@@ -72,13 +74,10 @@ struct BackwardDriver : CudaDriver<S> {
     for (int s = 0; s < cell.states; ++s) {
       carry.push_back(widened(grad.state.empty() ? OptionalTensor() : grad.state[s], columns_of_state(s)));
     }
-    for (int i = 0; i < cell.params; ++i) {
-      dparams.push_back(widened({}, cell.normalised && i == 0 ? cell.recurrent * hidden : hidden));
-    }
+    for (int i = 0; i < cell.params; ++i) dparams.push_back(widened({}, cell.param_rows[i] * hidden));
     if (cell.projected) dW_hr_sum = zeros(call.u, {call.width, hidden}, arithmetic<S>);
     if (grad.needs_R) dR_sum = zeros(call.u, {call.heads, gate_columns(), head_width}, arithmetic<S>);
-    if (grad.needs_bias)
-      dbias_sum = zeros(call.u, {cell.normalised ? batch : call.heads, gate_columns()}, arithmetic<S>);
+    if (grad.needs_bias) dbias_sum = zeros(call.u, {call.heads, gate_columns()}, arithmetic<S>);
 
     const int64_t chunk = std::min(plan.chunk_steps, count);
     allocate(chunk * batch);
@@ -105,7 +104,6 @@ struct BackwardDriver : CudaDriver<S> {
 
   // From (K, Q, D) to (Q, K, D).
   Tensor bias_gradient() const {
-    if (cell.normalised) return narrowed(sum(dbias_sum, 0));
     const Tensor by_head = shaped(dbias_sum, {call.heads, cell.recurrent, head_size});
     const Tensor columns = empty(call.u, {cell.recurrent, call.heads, head_size});
     copy(columns, transposed(by_head, 0, 1));
@@ -129,7 +127,7 @@ struct BackwardDriver : CudaDriver<S> {
       from_W_hr = buffer(call.steps.batch, head_size);
       dW_hr_partial = empty_of_sizes(call.u, call.params[0]);
     }
-    if (cell.normalised) workspace = buffer(call.steps.batch, gate_columns(), arithmetic<S>);
+    if (cell.normalised) workspace = norm_workspace(std::max(call.steps.batch, recompute ? rows : 0));
     if (grad.needs_R) dR_partial = empty(call.u, {call.R.numel()});
     if (plan.stepwise()) {
       step_dr = buffer(call.steps.batch, gate_columns());
@@ -161,6 +159,8 @@ struct BackwardDriver : CudaDriver<S> {
   void compute_gates(int64_t from, int64_t row, int64_t rows) {
     StepForward<S> p = step_forward(rows, row, r);
     p.previous = read<S>(previous);
+    p.saved = write<A>(gates);
+    p.workspace = write<A>(workspace);
     // Gates of built-in cells do not depend on the other states.
     for (int s = 1; call.known.kernels && s < cell.states; ++s) p.state[s] = read<A>(old_states[s - 1]);
     multiply_rows(dropped, rows, 0, cell.first_gates);
@@ -172,7 +172,6 @@ struct BackwardDriver : CudaDriver<S> {
       if (noise.mask) drop(sequence_of_h, from, rows, operand, operand);
       multiply_rows(operand, rows, cell.first_gates, cell.recurrent);
     }
-    p.saved = write<A>(gates);
     start_forward(p);
   }
 
@@ -222,9 +221,7 @@ struct BackwardDriver : CudaDriver<S> {
     const StepKernels& kernels = this->steps[noise.any()];
     StepBackward<S> p{range};
     p.candidates = read<A>(candidates);
-    p.bias = read<S>(call.bias);
-    p.dbias = cell.normalised && grad.needs_bias ? write<A>(dbias_sum) : nullptr;
-    p.workspace = cell.normalised ? write<A>(workspace) : nullptr;
+    p.workspace = write<A>(workspace);
     p.noise = noise;
     p.t = t;
     p.alive = t < 0 ? 0 : call.steps.rows(t);
@@ -285,9 +282,7 @@ struct BackwardDriver : CudaDriver<S> {
           .run();
       accumulate<S>(dW_hr_partial, write<A>(dW_hr_sum));
     }
-    if (grad.needs_bias && !cell.normalised) {
-      accumulate<A>(sum(own, 1, arithmetic<S>), write<A>(dbias_sum));
-    }
+    if (grad.needs_bias) accumulate<A>(sum(own, 1, arithmetic<S>), write<A>(dbias_sum));
   }
 
   // dR of the gates first..last-1 += dr^T x.

@@ -117,6 +117,9 @@ struct CudaDriver : cuda::Driver {
     return shaped(part(buffer, 0, 0, call.heads * rows * columns), {call.heads, rows, columns});
   }
 
+  // For the norms of `rows` rows.
+  Tensor norm_workspace(int64_t rows) const { return buffer(rows, call.cell.norm_rows * call.hidden, arithmetic<S>); }
+
   Tensor buffer(int64_t rows, int64_t columns, std::optional<ScalarType> dtype = {}) const {
     return empty(call.u, {call.heads * rows * columns}, dtype);
   }
@@ -146,11 +149,11 @@ struct CudaDriver : cuda::Driver {
 
   int64_t gate_columns() const { return call.cell.recurrent * head_size; }
 
-  // Starts a thread for each of `columns` of `rows` rows or, with layer norm, a block for each row.
+  // Starts a thread for each of `columns` of `rows` rows or, with norms, a block for each row.
   template <class Problem>
   void start_step(const cuda::Kernel* kernel, int64_t rows, int64_t columns, const Problem& p) const {
     if (!call.cell.normalised) return cuda::start_elements(*kernel, rows * columns, p, stream);
-    cuda::start(*kernel, {rows, 2 * norm_warps * int64_t(sizeof(A))}, &p, stream);
+    cuda::start(*kernel, {rows, most_norm_sums * norm_warps * int64_t(sizeof(A))}, &p, stream);
   }
   void start_forward(const StepForward<S>& p) const {
     start_step(steps[p.noise.any()].forward, p.rows, call.hidden, p);

@@ -10,8 +10,8 @@ template <class S>
 struct ForwardDriver : CudaDriver<S> {
   using Base = CudaDriver<S>;
   using Base::buffer, Base::by_head, Base::call, Base::columns_of, Base::columns_of_state, Base::drop, Base::head_width;
-  using Base::gate_columns, Base::multiplication, Base::noise, Base::plan, Base::projection, Base::rows_of_R;
-  using Base::set_weights, Base::start_forward, Base::start_step, Base::step_forward, Base::widened;
+  using Base::gate_columns, Base::multiplication, Base::noise, Base::norm_workspace, Base::plan, Base::projection;
+  using Base::rows_of_R, Base::set_weights, Base::start_forward, Base::start_step, Base::step_forward, Base::widened;
   using typename Base::A;
 
   const CellInfo& cell;
@@ -61,9 +61,11 @@ struct ForwardDriver : CudaDriver<S> {
     const Tensor operand = cell.two_products() ? empty(call.u, {batch, hidden}) : x;
     const Tensor unprojected = cell.projected ? buffer(batch, hidden) : x;
     const Tensor projected = cell.projected ? buffer(batch, width) : x;
-    Tensor workspace;  // for the saved values of a step
-    if (cell.normalised && !saved) workspace = empty(call.u, {batch, cell.saved * hidden}, arithmetic<S>);
+    OptionalTensor workspace, step_saved;  // of cells with norms; step_saved: the saved values of a step
+    if (cell.normalised) workspace = norm_workspace(batch);
+    if (cell.normalised && !saved) step_saved = buffer(batch, cell.saved * hidden, arithmetic<S>);
     StepForward<S> p = step_forward(batch, 0, r);
+    p.workspace = write<A>(workspace);
     Tensors state;  // in arithmetic precision; the tensors of final_state if they have that dtype
     for (int s = 0; s < cell.states; ++s) {
       state.push_back(narrow<S> ? widened(call.state[s], columns_of_state(s)) : final_state[s]);
@@ -96,7 +98,7 @@ struct ForwardDriver : CudaDriver<S> {
       p.reset = after.reset = call.reset ? read<bool>(*call.reset) + t * batch : nullptr;
       p.h = cell.projected ? write<S>(unprojected) : write<S>(h) + row * hidden;
       for (size_t s = 0; s < cells.size(); ++s) p.cells[s + 1] = write<A>(cells[s]) + row * hidden;
-      p.saved = cell.normalised && !saved ? write<A>(workspace) : cuda::from(all_saved, row * cell.saved * hidden);
+      p.saved = step_saved ? write<A>(step_saved) : cuda::from(all_saved, row * cell.saved * hidden);
       p.candidates = cuda::from(all_candidates, row * hidden);
       p.noise.t = after.noise.t = t;
       first.run();

@@ -24,7 +24,7 @@ constexpr int most_resident_gates = 4;  // more gates need too many registers
 
 template <class Cell, class T>
 constexpr bool has_resident = Cell::recurrent > 0 && Cell::recurrent <= most_resident_gates && !Cell::projected &&
-                              !Cell::normalised && sizeof(T) < 8;
+                              Cell::norms == 0 && sizeof(T) < 8;
 
 // The float32 product of the backward reads dr in chunks of 64 elements, which must belong to the same product.
 template <class Cell, class M>
@@ -79,7 +79,7 @@ Residents grid_kernels(const GridSize& size) {
 
 template <class Cell, class S, bool noisy>
 constexpr StepKernels step_kernels() {
-  if constexpr (Cell::normalised) {
+  if constexpr (Cell::norms > 0) {
     return {&cuda::kernel<NormalisedStepForwardKernel<Cell, S, noisy>>,
             &cuda::kernel<NormalisedStepBackwardKernel<Cell, S, noisy>>};
   } else {

@@ -45,7 +45,7 @@ struct RangeBackward {
   const S* grad_scale;                      // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
   Arithmetic<S>* carry[most_states];    // (B, H): gradient of the state; in: after these steps, out: before them
-  Arithmetic<S>* dparams[most_params];  // (B, H), with layer norm (B, G*H) for the first; added to
+  Arithmetic<S>* dparams[most_params];  // (B, H), or as many values per unit as param_rows; added to
   S* du;                                // (all rows, G*H)
   S* dr;                                // here (K, rows, Q*D), or null if du is used instead
   S* operand;                           // here (K, rows, D): the input of a second product, or of W_hr
@@ -97,12 +97,12 @@ struct StepNoise {
 };
 
 // The pointwise part of `rows` rows whose products are known, one unit of one row per thread. Outputs may be null. If h
-// is projected, to P columns, the kernel computes the input of W_hr instead of h. With layer norm, `saved` is not null.
+// is projected, to P columns, the kernel computes the input of W_hr instead of h. With norms, `saved` is not null.
 template <class S>
 struct StepForward {
   int64_t rows, hidden, heads;
   const S *u, *r, *bias;         // (rows, G*H); (K, rows, Q*D); (Q*H,) or null
-  const S* params[most_params];  // (H,) each; with layer norm the first is (G*H,)
+  const S* params[most_params];  // (H,) each, or as many values per unit as param_rows
   const bool* reset;             // (rows,) or null: the old state, and therefore the product, is zero
   const Arithmetic<S>*
       state[most_states];            // (rows, H) each; with `previous`, null except for states that the equations need
@@ -113,6 +113,7 @@ struct StepForward {
   Arithmetic<S>* saved;               // (rows, saved*H)
   S* operand;                         // if not null, only the operand of the second product is computed;
   bool operand_by_head;               // (K, rows, D) or (rows, H)
+  Arithmetic<S>* workspace;           // (rows, norm_rows*H), with norms
   Arithmetic<S>* candidates;          // (rows, H): h before zoneout
   StepNoise<Arithmetic<S>> noise;
 };
@@ -136,11 +137,9 @@ struct StepBackward : RangeBackward<S> {
   int64_t threads, alive;            // sequences with a thread, and those of them that are alive in this step
   int64_t t, row, here;              // this step (-1: only finish), and its first row, in all rows and "here"
   int64_t finished, finished_alive;  // the step processed before (-1: none), and how many sequences were alive
-  bool second;      // for a cell with two products: the second part, after the product that gives dL/doperand
-  const S* from_R;  // (K, finished_alive, D): R^T dr of that step; if `second`, dL/doperand
-  const S* bias;
-  Arithmetic<S>* dbias;      // (B, G*H), with layer norm; added to
-  Arithmetic<S>* workspace;  // (B, G*H), with layer norm
+  bool second;               // for a cell with two products: the second part, after the product that gives dL/doperand
+  const S* from_R;           // (K, finished_alive, D): R^T dr of that step; if `second`, dL/doperand
+  Arithmetic<S>* workspace;  // (B, norm_rows*H), with norms
   S* step_dr;                // (K, alive, Q*D), for the next product
   S *dh, *step_dh;           // here (rows, P); (alive, P): the gradient of the output of W_hr
   const Arithmetic<S>* candidates;

@@ -25,18 +25,31 @@ RNNKERN_DEVICE void store_h(const P& p, int64_t index, S h) {
   if (p.x) p.x[index] = noisy ? device::narrow<S>(drop(p.noise, index, widen(h))) : h;
 }
 
+// One unit of one row; `index` is the unit's index in (B, H).
 template <class Cell, class S, bool noisy>
 struct StepForwardKernel : StepKernel<StepForward<S>> {
   using A = Arithmetic<S>;
+  static constexpr int first_state = Cell::projected;
+
+  const StepForward<S>& p;
+  const int64_t index, row = index / p.hidden, column = index % p.hidden;
+  const int64_t d = p.hidden / p.heads, head = column / d, unit = column % d;
+  const int64_t by_head = (head * p.rows + row) * d + unit;
+  A u[Cell::gates], r[Cell::recurrent + 1], old[Cell::states] = {}, save[Cell::saved + 1] = {}, operand;
 
   RNNKERN_DEVICE static void run(const StepForward<S>& p) {
     const int64_t index = global_thread();
     if (index >= p.rows * p.hidden) return;
-    const int64_t row = index / p.hidden, column = index % p.hidden;
-    const int64_t d = p.hidden / p.heads, head = column / d, unit = column % d;
+    StepForwardKernel unit(p, index);
+    if constexpr (Cell::two_products) {
+      if (p.operand) return unit.prepare();
+      Cell::prepare(unit.u, unit.r, unit.old, unit.save, unit.operand);
+    }
+    unit.forward();
+  }
+
+  RNNKERN_DEVICE StepForwardKernel(const StepForward<S>& p, int64_t index) : p(p), index(index) {
     const bool reset = p.reset && p.reset[row];
-    A u[Cell::gates], r[Cell::recurrent + 1], old[Cell::states] = {}, next[Cell::states];
-    A params[Cell::params + 1], save[Cell::saved + 1];
     const int available = p.operand ? Cell::first_gates : Cell::recurrent;
     RNNKERN_UNROLL
     for (int g = 0; g < Cell::gates; ++g) u[g] = widen(p.u[(row * Cell::gates + g) * p.hidden + column]);
@@ -46,24 +59,25 @@ struct StepForwardKernel : StepKernel<StepForward<S>> {
       r[g] = product ? widen(p.r[((head * p.rows + row) * Cell::recurrent + g) * d + unit]) : A(0);
       if (p.bias) r[g] += widen(p.bias[g * p.hidden + column]);
     }
-    RNNKERN_UNROLL
-    for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
-    const int64_t by_head = (head * p.rows + row) * d + unit;
-    constexpr int first_state = Cell::projected;
     if (p.previous && !Cell::projected) old[0] = widen(p.previous[by_head]);
     RNNKERN_UNROLL
     for (int s = first_state; s < Cell::states; ++s) {
       if (p.state[s] && !reset) old[s] = p.state[s][index];
     }
-    if constexpr (Cell::two_products) {
-      A operand;
-      Cell::prepare(u, r, old, save, operand);
-      if (p.operand) {
-        if constexpr (noisy) operand = drop(p.noise, index, operand);
-        p.operand[p.operand_by_head ? by_head : index] = device::narrow<S>(operand);
-        return;
-      }
-    }
+  }
+
+  // The operand of the second product. Saved values that a cell with norms needs after it are stored.
+  RNNKERN_DEVICE void prepare() {
+    Cell::prepare(u, r, old, save, operand);
+    if constexpr (noisy) operand = drop(p.noise, index, operand);
+    p.operand[p.operand_by_head ? by_head : index] = device::narrow<S>(operand);
+    if (Cell::norms > 0) store_saved();
+  }
+
+  RNNKERN_DEVICE void forward() {
+    A next[Cell::states], params[Cell::params + 1];
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
     Cell::forward(u, r, old, params, next, save);
     if constexpr (noisy) {
       if (p.candidates) p.candidates[index] = next[0];
@@ -81,6 +95,10 @@ struct StepForwardKernel : StepKernel<StepForward<S>> {
     for (int s = 1; s < Cell::states; ++s) {
       if (p.cells[s]) p.cells[s][index] = next[s];
     }
+    store_saved();
+  }
+
+  RNNKERN_DEVICE void store_saved() const {
     RNNKERN_UNROLL
     for (int i = 0; i < Cell::saved; ++i) {
       if (p.saved) p.saved[(row * Cell::saved + i) * p.hidden + column] = save[i];
@@ -101,13 +119,62 @@ RNNKERN_DEVICE Arithmetic<S> through_R(const StepBackward<S>& p, int64_t t, int6
   return noisy ? drop(p.noise, index, scale * widen(product)) : scale * widen(product);
 }
 
+// One unit of one sequence; `index` is the unit's index in (B, H).
 template <class Cell, class S, bool noisy>
 struct StepBackwardKernel : StepKernel<StepBackward<S>> {
   using A = Arithmetic<S>;
+  static constexpr int first_state = Cell::projected;
+
+  const StepBackward<S>& p;
+  const int64_t index, hidden = p.sequence.hidden, b = index / hidden, column = index % hidden;
+  const int64_t d = p.sequence.head_size(), head = column / d, unit = column % d;
+  const bool alive = p.t >= 0 && b < p.alive;
+  BackwardInput<Cell, S> input;
+  A old[Cell::states], next[Cell::states], grad[Cell::states];
+  A du[Cell::gates] = {}, dr[Cell::recurrent + 1] = {};
+
+  RNNKERN_DEVICE static void run(const StepBackward<S>& p) {
+    const int64_t index = global_thread();
+    if (index >= p.threads * p.sequence.hidden) return;
+    StepBackwardKernel unit(p, index);
+    if constexpr (Cell::two_products) {
+      if (p.second) return unit.run_second();
+    }
+    unit.finish();
+    if (unit.alive) unit.backward();
+    unit.store_carry();
+  }
+
+  RNNKERN_DEVICE StepBackwardKernel(const StepBackward<S>& p, int64_t index) : p(p), index(index) {
+    RNNKERN_UNROLL
+    for (int s = first_state; s < Cell::states; ++s) grad[s] = p.carry[s][index];
+  }
+
+  // Finishes the step processed before, and adds the gradient of the output of this one.
+  RNNKERN_DEVICE void finish() {
+    if (Cell::projected) return;
+    if (finishes(p, b)) {
+      grad[0] += through_R<noisy>(p, p.finished, b, index, p.from_R[(head * p.finished_alive + b) * d + unit]);
+      if (p.sequence.resets(p.finished, b)) {
+        RNNKERN_UNROLL
+        for (int s = 0; s < Cell::states; ++s) grad[s] = A(0);
+      }
+    }
+    if (alive && p.grad_h) grad[0] += widen(p.grad_h[(p.row + b) * hidden + column]);
+  }
+
+  RNNKERN_DEVICE void store_carry() const {
+    RNNKERN_UNROLL
+    for (int s = first_state; s < Cell::states; ++s) p.carry[s][index] = grad[s];
+  }
+
+  RNNKERN_DEVICE void fetch() {
+    input.fetch(p, int(p.t), p.row + b, p.here + b, int(b), int(head), int(unit), int(d), int(p.sequence.length(b)));
+    input.states(old, next);
+  }
 
   template <int last>
-  RNNKERN_DEVICE static void give(const StepBackward<S>& p, const A* du, const A* dr, int64_t b, int64_t head,
-                                  int64_t unit, int64_t d) {
+  RNNKERN_DEVICE void give() const {
     store_gradients<Cell, S, 0, last>(p, p.row + b, p.here + b, head, unit, d, du, dr);
     RNNKERN_UNROLL
     for (int g = 0; g < last; ++g) {
@@ -115,71 +182,50 @@ struct StepBackwardKernel : StepKernel<StepBackward<S>> {
     }
   }
 
-  RNNKERN_DEVICE static void run(const StepBackward<S>& p) {
-    const int64_t index = global_thread(), hidden = p.sequence.hidden;
-    if (index >= p.threads * hidden) return;
-    const int64_t b = index / hidden, column = index % hidden;
-    const int64_t d = p.sequence.head_size(), head = column / d, unit = column % d;
-    const bool alive = p.t >= 0 && b < p.alive;
-    constexpr int first_state = Cell::projected;
-    A grad[Cell::states];
-    RNNKERN_UNROLL
-    for (int s = first_state; s < Cell::states; ++s) grad[s] = p.carry[s][index];
-    if (!Cell::projected && !p.second && finishes(p, b)) {
-      grad[0] += through_R<noisy>(p, p.finished, b, index, p.from_R[(head * p.finished_alive + b) * d + unit]);
-      if (p.sequence.resets(p.finished, b)) {
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) grad[s] = A(0);
-      }
-    }
-    if (alive) {
-      A old[Cell::states], next[Cell::states], du[Cell::gates] = {}, dr[Cell::recurrent + 1] = {};
-      A params[Cell::params + 1], dparams[Cell::params + 1] = {};
-      BackwardInput<Cell, S> input;
-      input.fetch(p, int(p.t), p.row + b, p.here + b, int(b), int(head), int(unit), int(d), int(p.sequence.length(b)));
-      input.states(old, next);
-      if (!p.second) {
-        grad[0] = Cell::projected ? widen(p.from_R[index]) : grad[0] + widen(input.grad_h);
-        A kept[Cell::states] = {};  // gradients that zoneout passes to the old state directly
-        if constexpr (noisy) {
-          if (p.candidates) next[0] = p.candidates[(p.row + b) * hidden + column];
-          RNNKERN_UNROLL
-          for (int s = first_state; s < Cell::states; ++s) {
-            kept[s] = old_weight(p.noise, s, p.t, b, column, hidden) * grad[s];
-            grad[s] -= kept[s];
-          }
-        }
-        RNNKERN_UNROLL
-        for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
-        Cell::backward(input.save, old, next, params, grad, du, dr, dparams);
-        if constexpr (noisy) {
-          RNNKERN_UNROLL
-          for (int s = 0; s < Cell::states; ++s) grad[s] += kept[s];
-        }
-        give<Cell::recurrent>(p, du, dr, b, head, unit, d);
-        RNNKERN_UNROLL
-        for (int i = 0; i < Cell::params; ++i) p.dparams[i][index] += dparams[i];
-        if constexpr (Cell::projected) {
-          p.operand[(p.here + b) * hidden + column] = device::narrow<S>(Cell::unprojected(input.save, old));
-          if (input.reset) grad[1] = A(0);
-        }
-      } else if constexpr (Cell::two_products) {
-        // `backward` has already set some of the gradients of the first gates.
-        RNNKERN_UNROLL
-        for (int g = 0; g < Cell::first_gates; ++g) {
-          if (g < Cell::gates) du[g] = widen(p.du[((p.row + b) * Cell::gates + g) * hidden + column]);
-          dr[g] = widen(p.step_dr[((head * p.alive + b) * Cell::recurrent + g) * d + unit]);
-        }
-        A operand;
-        const A doperand = through_R<noisy>(p, p.t, b, index, p.from_R[(head * p.alive + b) * d + unit]);
-        Cell::prepare_backward(input.save, old, doperand, grad, du, dr, operand);
-        p.operand[(head * p.rows + p.here + b) * d + unit] =
-            device::narrow<S>(noisy ? drop(p.noise, index, operand) : operand);
-        give<Cell::first_gates>(p, du, dr, b, head, unit, d);
+  RNNKERN_DEVICE void backward() {
+    fetch();
+    if (Cell::projected) grad[0] = widen(p.from_R[index]);
+    A kept[Cell::states] = {};  // gradients that zoneout passes to the old state directly
+    A params[Cell::params + 1], dparams[Cell::params + 1] = {};
+    if constexpr (noisy) {
+      if (p.candidates) next[0] = p.candidates[(p.row + b) * hidden + column];
+      RNNKERN_UNROLL
+      for (int s = first_state; s < Cell::states; ++s) {
+        kept[s] = old_weight(p.noise, s, p.t, b, column, hidden) * grad[s];
+        grad[s] -= kept[s];
       }
     }
     RNNKERN_UNROLL
-    for (int s = first_state; s < Cell::states; ++s) p.carry[s][index] = grad[s];
+    for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
+    Cell::backward(input.save, old, next, params, grad, du, dr, dparams);
+    if constexpr (noisy) {
+      RNNKERN_UNROLL
+      for (int s = 0; s < Cell::states; ++s) grad[s] += kept[s];
+    }
+    give<Cell::recurrent>();
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::params; ++i) p.dparams[i][index] += dparams[i];
+    if constexpr (Cell::projected) {
+      p.operand[(p.here + b) * hidden + column] = device::narrow<S>(Cell::unprojected(input.save, old));
+      if (input.reset) grad[1] = A(0);
+    }
+  }
+
+  // The part after the second product. The first part has already set some of the gradients of the first gates.
+  RNNKERN_DEVICE void run_second() {
+    fetch();
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::first_gates; ++g) {
+      if (g < Cell::gates) du[g] = widen(p.du[((p.row + b) * Cell::gates + g) * hidden + column]);
+      dr[g] = widen(p.step_dr[((head * p.alive + b) * Cell::recurrent + g) * d + unit]);
+    }
+    A operand;
+    const A doperand = through_R<noisy>(p, p.t, b, index, p.from_R[(head * p.alive + b) * d + unit]);
+    Cell::prepare_backward(input.save, old, doperand, grad, du, dr, operand);
+    p.operand[(head * p.rows + p.here + b) * d + unit] =
+        device::narrow<S>(noisy ? drop(p.noise, index, operand) : operand);
+    give<Cell::first_gates>();
+    store_carry();
   }
 };
 

@@ -1,5 +1,5 @@
-// The stepwise kernels of cells with layer norm. A block has one row: its norms, its equations, and the backward of the
-// norms. A thread has the same units in every pass, and reads only what it wrote itself. Sums use a fixed tree.
+// The stepwise kernels of cells with norms. A block has one row, over which the passes run that cells/cell.h describes.
+// A thread has the same units in every pass, and reads only what it wrote itself. Sums use a fixed tree.
 #pragma once
 
 #include "device/sums.h"
@@ -8,260 +8,260 @@
 namespace rnnkern {
 
 constexpr int norm_threads = 128, norm_warps = norm_threads / device::warp_size;
+constexpr int most_norm_sums = 6;  // two for each of three norms
 
-// Replaces x[i] by the mean over the row: the sum of x[i] over all threads, divided by `elements`.
-template <int count, class A>
-RNNKERN_DEVICE void row_means(A (&x)[count], int64_t elements) {
-  A* const of_warps = device::SharedArena{device::shared_memory()}.alloc<A>(count * norm_warps);
-  RNNKERN_UNROLL
-  for (int i = 0; i < count; ++i) {
-    x[i] = device::warp_sum(x[i]);
-    if (device::lane() == 0) of_warps[i * norm_warps + device::warp()] = x[i];
+// Calls f<first>(), ..., f<last>().
+template <int first, int last, class F>
+RNNKERN_DEVICE void for_passes(F f) {
+  if constexpr (first <= last) {
+    f.template operator()<first>();
+    for_passes<first + 1, last>(f);
   }
-  device::block_barrier();
-  RNNKERN_UNROLL
-  for (int i = 0; i < count; ++i) {
-    x[i] = A(0);
-    RNNKERN_UNROLL
-    for (int warp = 0; warp < norm_warps; ++warp) x[i] += of_warps[i * norm_warps + warp];
-    x[i] /= A(elements);
-  }
-  device::block_barrier();  // the next sums overwrite of_warps
 }
 
-template <class F>
-RNNKERN_DEVICE void for_own(int64_t elements, F f) {
-  RNNKERN_ROLLED
-  for (int64_t i = device::thread(); i < elements; i += norm_threads) f(i);
-}
-
-// (x - mean) / sqrt(variance + eps) of the row x = value(0), value(1), ...
+// A norm of a row, x -> (x - mean) / sqrt(variance + eps), and its derivative, which is symmetric: it takes a gradient
+// dx of the results to that of the inputs.
 template <class A>
 struct RowNorm {
-  A mean[1] = {}, rstd = 0;
+  A *x, *dx;
+  A mean, rstd;
+  A sums[2];  // of this thread, then means over the row: of dx, and of dx times the results
 
-  template <class Value>
-  RNNKERN_DEVICE static RowNorm of(int64_t elements, Value value) {
-    RowNorm norm;
-    for_own(elements, [&](int64_t i) { norm.mean[0] += value(i); });
-    row_means(norm.mean, elements);
-    A variance[1] = {};
-    for_own(elements, [&](int64_t i) {
-      const A x = value(i) - norm.mean[0];
-      variance[0] += x * x;
-    });
-    row_means(variance, elements);
-    norm.rstd = A(1) / sqrt(variance[0] + A(norm_eps));
-    return norm;
-  }
-
-  RNNKERN_DEVICE A operator()(A x) const { return (x - mean[0]) * rstd; }
-
-  // dL/dx, from the gradient of the norm's output, the mean of that gradient over the row, and the mean of its product
-  // with the output.
-  RNNKERN_DEVICE A backward(A x, A grad, const A (&means)[2]) const {
-    return rstd * (grad - means[0] - (*this)(x)*means[1]);
-  }
+  RNNKERN_DEVICE A operator()(int64_t i) const { return (x[i] - mean) * rstd; }
+  RNNKERN_DEVICE A derivative(int64_t i) const { return rstd * (dx[i] - sums[0] - (*this)(i)*sums[1]); }
 };
 
-template <class S>
-RNNKERN_DEVICE Arithmetic<S> affine(Arithmetic<S> x, const S* gain, const S* bias, int64_t i) {
-  const Arithmetic<S> scaled = x * widen(gain[i]);
-  return bias ? scaled + widen(bias[i]) : scaled;
-}
-
-template <class Cell, class S, bool noisy>
-struct NormalisedStepForwardKernel {
-  using Problem = StepForward<S>;
-  static constexpr char header[] = "recurrence/cuda/step_normalised.cuh";
+// The norms of a row, and what the passes of both directions read.
+template <class Cell, class S>
+struct NormalisedRow {
   using A = Arithmetic<S>;
+  static constexpr char header[] = "recurrence/cuda/step_normalised.cuh";
   static constexpr int threads = norm_threads, least_blocks = 1;  // otherwise some of them spill
-  static constexpr int gates = Cell::gates, own = Cell::saved - gates;
+  static_assert(2 * Cell::norms <= most_norm_sums);
 
-  RNNKERN_DEVICE static void put(const Problem& p, int64_t row, int64_t unit, const A (&old)[Cell::states],
-                                 A (&next)[Cell::states]) {
-    const int64_t index = row * p.hidden + unit;
+  const int64_t row, hidden;
+  RowNorm<A> norms[Cell::norms];
+  int64_t unit = 0;
+
+  RNNKERN_DEVICE NormalisedRow(int64_t hidden, A* workspace, A* saved) : row(device::block()), hidden(hidden) {
+    workspace += row * norm_rows<Cell>() * hidden;
     RNNKERN_UNROLL
-    for (int s = 0; s < Cell::states; ++s) {
-      if constexpr (noisy) next[s] = mix(p.noise, s, row, unit, p.hidden, old[s], next[s]);
-      p.next[s][index] = next[s];
-    }
-    store_h<noisy>(p, index, device::narrow<S>(next[0]));
-    if constexpr (Cell::states > 1) {
-      if (p.cells[1]) p.cells[1][index] = next[1];
+    for (int n = 0; n < Cell::norms; ++n) {
+      const NormFacts facts = Cell::norm_facts[n];
+      norms[n].dx = workspace;
+      workspace += facts.values * hidden;
+      norms[n].x = facts.slot >= 0 ? saved + facts.slot * hidden : workspace;
+      if (facts.slot < 0) workspace += facts.values * hidden;
     }
   }
 
-  RNNKERN_DEVICE static void run(const Problem& p) {
-    const int64_t row = device::block(), hidden = p.hidden, columns = gates * hidden;
-    const bool reset = p.reset && p.reset[row], recompute = p.previous;  // recompute: only `saved` is wanted
-    A* const saved = p.saved + row * Cell::saved * hidden;
-    const auto enter = [&](int64_t unit, A(&old)[Cell::states]) {
-      if (recompute) {
-        old[0] = widen(p.previous[row * hidden + unit]);
-      } else if (!reset) {
-        RNNKERN_UNROLL
-        for (int s = 0; s < Cell::states; ++s) old[s] = p.state[s][row * hidden + unit];
-      }
-    };
-    const auto product = [&](int64_t i) { return reset ? A(0) : widen(p.r[row * columns + i]); };
-    const auto norm = RowNorm<A>::of(columns, product);
-    for_own(hidden, [&](int64_t unit) {
-      A u[gates], r[gates], old[Cell::states] = {}, next[Cell::states], save[Cell::saved];
-      RNNKERN_UNROLL
-      for (int g = 0; g < gates; ++g) {
-        const int64_t i = g * hidden + unit;
-        u[g] = widen(p.u[row * columns + i]);
-        save[own + g] = product(i);
-        r[g] = affine(norm(save[own + g]), p.params[0], p.bias, i);
-      }
-      enter(unit, old);
-      Cell::forward(u, r, old, static_cast<const A*>(nullptr), next, save);
-      RNNKERN_UNROLL
-      for (int i = 0; i < Cell::saved; ++i) saved[i * hidden + unit] = save[i];
-      if (Cell::states == 1 && !recompute) put(p, row, unit, old, next);
-    });
-    if constexpr (Cell::states > 1) {
-      if (recompute) return;
-      const auto fetch = [&](int64_t unit, A(&old)[Cell::states], A(&save)[own]) {
-        enter(unit, old);
-        RNNKERN_UNROLL
-        for (int i = 0; i < own; ++i) save[i] = saved[i * hidden + unit];
-        return Cell::next_c(save, old);
-      };
-      const auto norm_c = RowNorm<A>::of(hidden, [&](int64_t unit) {
-        A old[Cell::states] = {}, save[own];
-        return fetch(unit, old, save);
+  // Calls f(norm, facts) for the norms of a level.
+  template <int level, class F>
+  RNNKERN_DEVICE void of_level(F f) {
+    RNNKERN_UNROLL
+    for (int n = 0; n < Cell::norms; ++n) {
+      const NormFacts facts = Cell::norm_facts[n];
+      if (facts.level == level) f(norms[n], facts);
+    }
+  }
+
+  template <class F>
+  RNNKERN_DEVICE void for_units(F f) {
+    RNNKERN_ROLLED
+    for (unit = device::thread(); unit < hidden; unit += norm_threads) f();
+  }
+
+  // Adds f(norm, x) to the first sum of each norm of a level, for all its inputs x.
+  template <int level, class F>
+  RNNKERN_DEVICE void add_inputs(F f) {
+    for_units([&] {
+      of_level<level>([&](RowNorm<A>& norm, NormFacts facts) {
+        for (int value = 0; value < facts.values; ++value) norm.sums[0] += f(norm, norm.x[place(value)]);
       });
-      for_own(hidden, [&](int64_t unit) {
-        A old[Cell::states] = {}, next[Cell::states], save[own];
-        next[1] = fetch(unit, old, save);
-        next[0] = Cell::output(save, affine(norm_c(next[1]), p.params[1], p.params[2], unit));
-        put(p, row, unit, old, next);
+    });
+  }
+
+  // Replaces the first `count` sums of the norms of a level by means over the row.
+  template <int level, int count>
+  RNNKERN_DEVICE void take_means() {
+    A* const memory = device::SharedArena{device::shared_memory()}.alloc<A>(most_norm_sums * norm_warps);
+    A* of_warps = memory;
+    of_level<level>([&](RowNorm<A>& norm, NormFacts) {
+      RNNKERN_UNROLL
+      for (int i = 0; i < count; ++i, of_warps += norm_warps) {
+        const A sum = device::warp_sum(norm.sums[i]);
+        if (device::lane() == 0) of_warps[device::warp()] = sum;
+      }
+    });
+    device::block_barrier();
+    of_warps = memory;
+    of_level<level>([&](RowNorm<A>& norm, NormFacts facts) {
+      RNNKERN_UNROLL
+      for (int i = 0; i < count; ++i, of_warps += norm_warps) {
+        norm.sums[i] = A(0);
+        RNNKERN_UNROLL
+        for (int warp = 0; warp < norm_warps; ++warp) norm.sums[i] += of_warps[warp];
+        norm.sums[i] /= A(facts.values * hidden);
+      }
+    });
+    device::block_barrier();  // the next sums overwrite of_warps
+  }
+
+  // The means and variances of the norms of a level.
+  template <int level>
+  RNNKERN_DEVICE void measure() {
+    of_level<level>([](RowNorm<A>& norm, NormFacts) { norm.sums[0] = A(0); });
+    add_inputs<level>([](const RowNorm<A>&, A x) { return x; });
+    take_means<level, 1>();
+    of_level<level>([](RowNorm<A>& norm, NormFacts facts) {
+      norm.mean = facts.centered ? norm.sums[0] : A(0);
+      norm.sums[0] = A(0);
+    });
+    add_inputs<level>([](const RowNorm<A>& norm, A x) { return (x - norm.mean) * (x - norm.mean); });
+    take_means<level, 1>();
+    of_level<level>([](RowNorm<A>& norm, NormFacts facts) {
+      norm.rstd = A(1) / sqrt(norm.sums[0] + A(facts.eps));
+      norm.sums[0] = norm.sums[1] = A(0);
+    });
+  }
+
+  RNNKERN_DEVICE int64_t index() const { return row * hidden + unit; }
+  RNNKERN_DEVICE int64_t place(int value) const { return value * hidden + unit; }
+  RNNKERN_DEVICE A norm(int n, int value) const { return norms[n](place(value)); }
+  RNNKERN_DEVICE void set_input(int n, int value, A x) const { norms[n].x[place(value)] = x; }
+};
+
+template <class Cell, class S, bool noisy>
+struct NormalisedStepForwardKernel : NormalisedRow<Cell, S> {
+  using Problem = StepForward<S>;
+  using Base = NormalisedRow<Cell, S>;
+  using Base::row, Base::hidden, Base::unit, Base::index, Base::place, Base::for_units;
+  using typename Base::A;
+
+  const Problem& p;
+  A* const saves = p.saved + row * Cell::saved * hidden;
+  const bool reset = p.reset && p.reset[row];
+
+  RNNKERN_DEVICE explicit NormalisedStepForwardKernel(const Problem& p)
+      : Base(p.hidden, p.workspace, p.saved + device::block() * Cell::saved * p.hidden), p(p) {}
+
+  RNNKERN_DEVICE static void run(const Problem& p) { NormalisedStepForwardKernel(p).run_passes(); }
+
+  RNNKERN_DEVICE void run_passes() {
+    if constexpr (Cell::two_products) {
+      if (p.operand) return for_units([&] { StepForwardKernel<Cell, S, noisy>(p, index()).prepare(); });
+    }
+    if constexpr (Cell::r_slot >= 0) {
+      for_units([&] {
+        for (int g = 0; g < Cell::recurrent; ++g) set_saved(Cell::r_slot + g, r(g));
       });
     }
+    for_passes<0, Cell::levels>([&]<int pass>() {
+      for_units([&] { Cell::template forward<pass, A>(*this); });
+      if constexpr (pass < Cell::levels) this->template measure<pass>();
+    });
+  }
+
+  RNNKERN_DEVICE A u(int gate) const { return widen(p.u[row * Cell::gates * hidden + place(gate)]); }
+  RNNKERN_DEVICE A r(int gate) const {
+    const A product = reset ? A(0) : widen(p.r[row * Cell::recurrent * hidden + place(gate)]);
+    return p.bias ? product + widen(p.bias[place(gate)]) : product;
+  }
+  RNNKERN_DEVICE A old(int s) const {
+    if (s == 0 && p.previous) return widen(p.previous[index()]);
+    return p.state[s] && !reset ? p.state[s][index()] : A(0);
+  }
+  RNNKERN_DEVICE A param(int i, int value) const { return widen(p.params[i][place(value)]); }
+  RNNKERN_DEVICE A saved(int value) const { return saves[place(value)]; }
+  RNNKERN_DEVICE void set_saved(int value, A x) const { saves[place(value)] = x; }
+  RNNKERN_DEVICE void set_next(int s, A x) const {
+    if constexpr (noisy) x = mix(p.noise, s, row, unit, hidden, old(s), x);
+    if (p.next[s]) p.next[s][index()] = x;
+    if (s == 0) store_h<noisy>(p, index(), device::narrow<S>(x));
+    if (s > 0 && p.cells[s]) p.cells[s][index()] = x;
   }
 };
 
 template <class Cell, class S, bool noisy>
-struct NormalisedStepBackwardKernel {
+struct NormalisedStepBackwardKernel : NormalisedRow<Cell, S> {
   using Problem = StepBackward<S>;
-  static constexpr char header[] = "recurrence/cuda/step_normalised.cuh";
-  using A = Arithmetic<S>;
-  static constexpr int threads = norm_threads, least_blocks = 1;  // otherwise some of them spill
-  static constexpr int gates = Cell::gates, own = Cell::saved - gates;
+  using Base = NormalisedRow<Cell, S>;
+  using Base::row, Base::hidden, Base::unit, Base::index, Base::place, Base::norms, Base::for_units;
+  using typename Base::A;
 
-  // The inputs of the equations of a unit.
-  struct Input : BackwardInput<Cell, S> {
-    A old[Cell::states], next[Cell::states];
+  const Problem& p;
+  const int64_t row_now = p.row + row, row_here = p.here + row;
+  BackwardInput<Cell, S> input;
+  A states[Cell::states], next[Cell::states];
 
-    RNNKERN_DEVICE Input(const Problem& p, int64_t b, int64_t unit) {
-      this->fetch(p, int(p.t), p.row + b, p.here + b, int(b), 0, int(unit), int(p.sequence.hidden),
-                  int(p.sequence.length(b)));
-      this->states(old, next);
+  RNNKERN_DEVICE explicit NormalisedStepBackwardKernel(const Problem& p)
+      : Base(p.sequence.hidden, p.workspace,
+             const_cast<A*>(p.saved) + (p.here + device::block()) * Cell::saved * p.sequence.hidden),
+        p(p) {}
+
+  RNNKERN_DEVICE static void run(const Problem& p) { NormalisedStepBackwardKernel(p).run_passes(); }
+
+  RNNKERN_DEVICE void run_passes() {
+    if constexpr (Cell::two_products) {
+      if (p.second) return for_units([&] { StepBackwardKernel<Cell, S, noisy>(p, index()).run_second(); });
     }
-  };
-
-  // Writes the gradients of the state after this step to p.carry.
-  RNNKERN_DEVICE static void arrive(const Problem& p, int64_t b, bool alive) {
-    const int64_t hidden = p.sequence.hidden;
-    for_own(hidden, [&](int64_t unit) {
-      const int64_t index = b * hidden + unit;
-      A grad = p.carry[0][index];
-      if (finishes(p, b)) {
-        grad += through_R<noisy>(p, p.finished, b, index, p.from_R[index]);
-        if (p.sequence.resets(p.finished, b)) {
-          grad = A(0);
-          if constexpr (Cell::states > 1) p.carry[1][index] = A(0);
-        }
+    for_units([&] {
+      StepBackwardKernel<Cell, S, noisy> of_unit(p, index());
+      of_unit.finish();
+      of_unit.store_carry();
+    });
+    if (p.t < 0 || row >= p.alive) return;
+    for_passes<0, Cell::levels - 1>([&]<int pass>() {
+      for_fetched([&] { Cell::template inputs<pass, A>(*this); });
+      this->template measure<pass>();
+    });
+    for_passes<0, Cell::levels>([&]<int k>() {
+      constexpr int pass = Cell::levels - 1 - k;
+      for_fetched([&] { Cell::template backward<pass, A>(*this); });
+      if constexpr (pass >= 0) {
+        this->template take_means<pass, 2>();
+        this->template of_level<pass>([](RowNorm<A>& norm, NormFacts facts) {
+          if (!facts.centered) norm.sums[0] = A(0);
+        });
       }
-      if (alive && p.grad_h) grad += widen(p.grad_h[(p.row + b) * hidden + unit]);
-      p.carry[0][index] = grad;
     });
   }
 
-  RNNKERN_DEVICE static A kept(const Problem& p, int s, int64_t b, int64_t unit, A grad) {
-    return noisy ? old_weight(p.noise, s, p.t, b, unit, p.sequence.hidden) * grad : A(0);
+  // The compiler removes the loads that a pass does not need.
+  template <class F>
+  RNNKERN_DEVICE void for_fetched(F f) {
+    for_units([&] {
+      input.fetch(p, int(p.t), row_now, row_here, int(row), 0, int(unit), int(hidden), int(p.sequence.length(row)));
+      input.states(states, next);
+      f();
+    });
   }
 
-  RNNKERN_DEVICE static void run(const Problem& p) {
-    const int64_t b = device::block(), hidden = p.sequence.hidden, columns = gates * hidden;
-    const bool alive = p.t >= 0 && b < p.alive;
-    arrive(p, b, alive);
-    if (!alive) return;
+  RNNKERN_DEVICE A kept(int s) const {  // the gradient that zoneout passes to the old state directly
+    return noisy ? old_weight(p.noise, s, p.t, row, unit, hidden) * p.carry[s][index()] : A(0);
+  }
 
-    // The gradient of c that passes through its norm. `workspace` holds the gradient of the norm's output.
-    A* const workspace = p.workspace + b * columns;
-    RowNorm<A> norm_c;
-    A of_c[2] = {};
-    if constexpr (Cell::states > 1) {
-      norm_c = RowNorm<A>::of(hidden, [&](int64_t unit) {
-        const Input input(p, b, unit);
-        return Cell::next_c(input.save, input.old);
-      });
-      for_own(hidden, [&](int64_t unit) {
-        const Input input(p, b, unit);
-        const int64_t index = b * hidden + unit;
-        const A x = norm_c(Cell::next_c(input.save, input.old)), dh = p.carry[0][index];
-        const A y = affine(x, p.params[1], p.params[2], unit);
-        const A dy = Cell::output_backward(input.save, y, dh - kept(p, 0, b, unit, dh));
-        p.dparams[1][index] += dy * x;
-        p.dparams[2][index] += dy;
-        workspace[unit] = dy * widen(p.params[1][unit]);
-        of_c[0] += workspace[unit];
-        of_c[1] += workspace[unit] * x;
-      });
-      row_means(of_c, hidden);
-    }
-
-    // The equations. `workspace` holds the gradient of the output of the norm of R h.
-    const A* const products = p.saved + ((p.here + b) * Cell::saved + own) * hidden;
-    const auto norm = RowNorm<A>::of(columns, [&](int64_t i) { return products[i]; });
-    A of_r[2] = {};
-    for_own(hidden, [&](int64_t unit) {
-      Input input(p, b, unit);
-      A grad[Cell::states], stays[Cell::states], x[gates], du[gates], dr[gates];
-      RNNKERN_UNROLL
-      for (int s = 0; s < Cell::states; ++s) {
-        grad[s] = p.carry[s][b * hidden + unit];
-        stays[s] = kept(p, s, b, unit, grad[s]);
-        grad[s] -= stays[s];
-      }
-      if constexpr (Cell::states > 1) {
-        const A c = Cell::next_c(input.save, input.old);
-        input.next[1] = affine(norm_c(c), p.params[1], p.params[2], unit);
-        grad[1] += norm_c.backward(c, workspace[unit], of_c);
-      }
-      RNNKERN_UNROLL
-      for (int g = 0; g < gates; ++g) {
-        x[g] = norm(input.save[own + g]);
-        input.save[own + g] = affine(x[g], p.params[0], p.bias, g * hidden + unit);
-      }
-      Cell::backward(input.save, input.old, input.next, static_cast<const A*>(nullptr), grad, du, dr,
-                     static_cast<A*>(nullptr));
-      RNNKERN_UNROLL
-      for (int s = 0; s < Cell::states; ++s) p.carry[s][b * hidden + unit] = grad[s] + stays[s];
-      RNNKERN_UNROLL
-      for (int g = 0; g < gates; ++g) {
-        const int64_t i = g * hidden + unit;
-        p.du[(p.row + b) * columns + i] = device::narrow<S>(du[g]);
-        p.dparams[0][b * columns + i] += dr[g] * x[g];
-        if (p.dbias) p.dbias[b * columns + i] += dr[g];
-        workspace[i] = dr[g] * widen(p.params[0][i]);
-        of_r[0] += workspace[i];
-        of_r[1] += workspace[i] * x[g];
-      }
-    });
-    row_means(of_r, columns);
-    for_own(hidden, [&](int64_t unit) {
-      RNNKERN_UNROLL
-      for (int g = 0; g < gates; ++g) {
-        const int64_t i = g * hidden + unit;
-        const S rounded = device::narrow<S>(norm.backward(products[i], workspace[i], of_r));
-        p.dr[(p.here + b) * columns + i] = rounded;
-        p.step_dr[b * columns + i] = rounded;
-      }
-    });
+  RNNKERN_DEVICE A old(int s) const { return states[s]; }
+  RNNKERN_DEVICE A saved(int value) const { return input.save[value]; }
+  RNNKERN_DEVICE A param(int i, int value) const { return widen(p.params[i][place(value)]); }
+  RNNKERN_DEVICE A grad(int s) const { return p.carry[s][index()] - kept(s); }
+  RNNKERN_DEVICE A dinput(int n, int value) const { return norms[n].derivative(place(value)); }
+  RNNKERN_DEVICE void set_dnorm(int n, int value, A x) {
+    norms[n].dx[place(value)] = x;
+    norms[n].sums[0] += x;
+    norms[n].sums[1] += x * norms[n](place(value));
+  }
+  RNNKERN_DEVICE void set_grad(int s, A x) const { p.carry[s][index()] = x + kept(s); }
+  RNNKERN_DEVICE void set_du(int gate, A x) const {
+    p.du[row_now * Cell::gates * hidden + place(gate)] = device::narrow<S>(x);
+  }
+  RNNKERN_DEVICE void set_dr(int gate, A x) const {
+    if (Cell::joint) set_du(gate, x);
+    if (p.dr) p.dr[row_here * Cell::recurrent * hidden + place(gate)] = device::narrow<S>(x);
+    p.step_dr[row * Cell::recurrent * hidden + place(gate)] = device::narrow<S>(x);
+  }
+  RNNKERN_DEVICE void add_dparam(int i, int value, A x) const {
+    p.dparams[i][row * Cell::param_rows[i] * hidden + place(value)] += x;
   }
 };
 

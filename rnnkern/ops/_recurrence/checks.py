@@ -37,7 +37,7 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     cell = getattr(cell, "name", cell)  # a cell made by rnnkern.cell
     if not isinstance(cell, str) or (cell not in CELLS and cell not in OWN_CELLS):
         raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, or what rnnkern.cell made, got {cell!r}")
-    _, gates, states, names, _, recurrent = cell_of(cell)
+    _, gates, states, names, _, recurrent, *_ = cell_of(cell)
     dtypes = (*FLOATS, torch.complex64, torch.complex128) if cell in COMPLEX else FLOATS
     check_input("recurrence", "u", u, batch_sizes, "G*H", dtypes)
     for name, group, wanted in (
@@ -116,7 +116,7 @@ def _check_steps(steps, u: Tensor, batch_sizes: Tensor | None) -> None:
 
 def _check_keep(cell: str, keep: Tensor, zoneout, like: tuple[str, Tensor], steps: int, batch: int) -> None:
     if cell.rpartition("-")[0] in OF_EQUAL_STEPS or cell_of(cell).normalised:
-        why = "normalizes R h" if cell_of(cell).normalised else "is a method for steps of equal length"
+        why = "has norms" if cell_of(cell).normalised else "is a method for steps of equal length"
         raise ValueError(f"recurrence: `keep` must be None for the cell {cell!r}, which {why}, got a tensor")
     if zoneout != 0 and any(zoneout if isinstance(zoneout, (tuple, list)) else (zoneout,)):
         raise ValueError(
@@ -187,7 +187,8 @@ def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hid
                 f"recurrence: `params[0]` (weight_hr) must be (P, H) = (P, {hidden}), got {tuple(weight.shape)}"
             )
         return weight.shape[0]
-    for k, name in enumerate(names):
-        symbols, size = ("G*H", cell_of(cell).gates * hidden) if name == "weight_ln_hh" else ("H", hidden)
-        check_shape("recurrence", f"params[{k}]", params[k], f"({symbols},), the cell's {name},", (size,))
+    rows = cell_of(cell).rows or (1,) * len(names)
+    for k, (name, n) in enumerate(zip(names, rows, strict=True)):
+        symbols = "H" if n == 1 else f"{n}*H"
+        check_shape("recurrence", f"params[{k}]", params[k], f"({symbols},), the cell's {name},", (n * hidden,))
     return hidden

@@ -116,8 +116,8 @@ def recurrence(
         state: initial state ``(h0,)``, for an LSTM ``(h0, c0)``, each (B, H).
         bias: b_hh, (G*H,).
         params: the cell's own tensors, in the order of ``CELLS[cell].params``, each (H,), with two exceptions:
-            ``weight_hr`` of lstm_projected is (P, H), h then has P columns and R is (4*H, P); ``weight_ln_hh`` of
-            lstm_layer_norm and gru_layer_norm is (G*H,). Real even if ``u`` is complex.
+            ``weight_hr`` of lstm_projected is (P, H), h then has P columns and R is (4*H, P); weights and biases of
+            norms over all gates are (G*H,). Real even if ``u`` is complex.
         batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
             :class:`torch.nn.utils.rnn.PackedSequence`.
         reset: bool mask of shape (T, B), also for packed input. True zeroes the state before step t, in processing
@@ -146,7 +146,7 @@ def recurrence(
         keep: (T,) or (T, B), with the dtype of ``u``, or its real dtype if ``u`` is complex, in [0, 1]: the weight of
             the old state, for each step or each step of each sequence. Every tensor of the state becomes ``keep * old +
             (1 - keep) * new``; 0 leaves the new one and 1 the old one, to the bit. It is a constant, and excludes
-            ``zoneout``. Not for cells with layer normalization and the cells ``adams``, ``heavy_ball`` and
+            ``zoneout``. Not for cells with norms and the cells ``adams``, ``heavy_ball`` and
             ``heavy_ball_tanh``. On a GPU the reference runs. Values are checked on a CPU.
         steps: T, where all steps read the same ``u`` (1, B, G*H), or input (1, B, I), as in a differential equation
             with a constant input. On a CPU no copy is made, and the gradient is summed in the kernel. Excludes

@@ -181,19 +181,18 @@ def recurrence_tangent(
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
     facts = cell_of(cell)
-    if bias_tangent is not None and not facts.normalised:  # R h + b: the norm is the only thing between them
+    if bias_tangent is not None:
         added = bias_tangent[(slice(None), *[None] * (u.dim() - 1))]
         if facts.joint:
             u_tangent = added.expand(-1, *u.shape) if u_tangent is None else u_tangent + added
         else:
             rows = (-1, *u.shape[:-1], added.shape[-1])
             r_tangent = added.expand(rows) if r_tangent is None else r_tangent + added
-        bias_tangent = None
     params_tangent = [None] * len(params) if params_tangent is None else params_tangent
     if u.is_complex():
         found = _propagate(
             COMPLEX[cell], columns_in_parts(u), rows_in_parts(R), (state_in_parts(state[0]),),
-            (state_in_parts(tangents[0]),), None if u_tangent is None else columns_in_parts(u_tangent), None, None,
+            (state_in_parts(tangents[0]),), None if u_tangent is None else columns_in_parts(u_tangent), None,
             [None if d is None else d.repeat_interleave(2, -1) for d in params_tangent], every, sequence,
             None if bias is None else columns_in_parts(bias), [x.repeat_interleave(2) for x in params], batch_sizes,
             reset, reverse, rates, seed, keep,
@@ -204,15 +203,15 @@ def recurrence_tangent(
             tangents=tuple(map(of_parts, found.tangents)),
         )  # fmt: skip
     return _propagate(
-        cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias, params,
+        cell, u, R, state, tangents, u_tangent, r_tangent, params_tangent, every, sequence, bias, params,
         batch_sizes, reset, reverse, rates, seed, keep,
     )  # fmt: skip
 
 
-def _propagate(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias,
+def _propagate(cell, u, R, state, tangents, u_tangent, r_tangent, params_tangent, every, sequence, bias,
                params, batch_sizes, reset, reverse, rates, seed, keep) -> Tangents:  # fmt: skip
     arguments = u, None, None, R, bias, batch_sizes, reset
-    directions = u_tangent, r_tangent, bias_tangent
+    directions = u_tangent, r_tangent
     forward, tangent = Recurrence.forward, RecurrenceTangent.forward
     if needs_derivatives(u, R, bias, *state, *params, *tangents, *directions, *params_tangent):
         if torch.compiler.is_dynamo_compiling() and not transformed():

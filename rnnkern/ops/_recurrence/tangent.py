@@ -18,7 +18,7 @@ from rnnkern.reference._recurrence import cell_of, product_of
 _operators = torch.ops.rnnkern
 
 ARGUMENTS = ("u", "weight_ih", "bias_ih", "R", "bias", "batch_sizes", "reset", "seed", "keep")
-FORCING = ("u_tangent", "r_tangent", "bias_tangent")
+FORCING = ("u_tangent", "r_tangent")
 
 NO_CUDA = _extension.missing(
     "forward mode has no CUDA kernel",
@@ -213,11 +213,10 @@ def tangents_of(cell, reverse, rates, arguments, state, params, h, saved, dots, 
     x, weight_ih, *_ = arguments
     x_dot, weight_dot, bias_ih_dot, R_dot, bias_dot = dots
     facts = cell_of(cell)
-    added = None if facts.normalised else bias_dot
     of_u = _sum_of_products([(x_dot, weight_ih), (x, weight_dot)], bias_ih_dot) if weight_ih is not None else x_dot
-    of_r = added
+    of_r = bias_dot
     if R_dot is not None:
-        of_r = _forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot, added)
+        of_r = _forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot, bias_dot)
     if facts.joint:
         of_u, of_r = of_r if of_u is None else of_u if of_r is None else of_u + of_r, None
 
@@ -225,12 +224,11 @@ def tangents_of(cell, reverse, rates, arguments, state, params, h, saved, dots, 
         # A single bias is expanded to the rows of the sequence.
         return None if x is None else x.expand(*h.shape[:-1], x.shape[-1])[None]
 
-    bias_tangent = bias_dot[None] if bias_dot is not None and facts.normalised else None
     tangents = [(torch.zeros_like(s) if d is None else d)[None] for s, d in zip(state, state_dots, strict=True)]
     params_tangent = [None if d is None else d[None] for d in params_dots]
     h_tangent, *final, _, _ = propagate(
-        cell, reverse, len(state), rates, 0, True, *arguments, whole(of_u), whole(of_r), bias_tangent, *state, *params,
-        *tangents, *params_tangent, h, *saved,
+        cell, reverse, len(state), rates, 0, True, *arguments, whole(of_u), whole(of_r), *state, *params, *tangents,
+        *params_tangent, h, *saved,
     )  # fmt: skip
     return h_tangent[0], [x[0] for x in final]
 
@@ -253,9 +251,7 @@ def _forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot, bi
     if seed is not None and rates[-1] > 0:
         kept = before.rows_of(dropout_mask(seed, rates[-1], state[0]), h).flatten(0, -2)
     forced = product_of(R_dot, bias_dot, facts.recurrent, None, kept)
-    if facts.normalised:
-        products = F.linear(rows if kept is None else rows * kept, R_dot)
-    elif cell in KERNEL_CELLS and KERNEL_CELLS[cell]["first_gates"] == facts.recurrent:
+    if cell in KERNEL_CELLS and KERNEL_CELLS[cell]["first_gates"] == facts.recurrent:
         products = forced(rows)
     else:  # the cell's formula, for all steps at once, says what its second product multiplies
         parts, given = [], product_of(R, bias, facts.recurrent, None, kept)
@@ -272,7 +268,7 @@ def _forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot, bi
 
 
 def _shapes(cell, u, R, state, tangents, bias, params, batch_sizes, reset, reverse, h, saved, u_tangent, r_tangent,
-            bias_tangent, params_tangent, every, sequence, zoneout, dropout, seed, keep=None):  # fmt: skip
+            params_tangent, every, sequence, zoneout, dropout, seed, keep=None):  # fmt: skip
     count, batch = tangents[0].shape[:2]
     steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
     sizes = (-(-steps // every), batch, count) if every else (0,)
