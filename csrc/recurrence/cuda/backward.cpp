@@ -19,8 +19,7 @@ struct BackwardDriver : CudaDriver<S> {
   using Base = CudaDriver<S>;
   using Base::buffer, Base::by_head, Base::call, Base::columns_of, Base::columns_of_state, Base::drop;
   using Base::gate_columns, Base::head_size, Base::head_width, Base::multiplication, Base::narrowed, Base::noise;
-  using Base::norm_workspace, Base::plan, Base::projection, Base::rows_of_R, Base::run_resident, Base::sequence,
-      Base::sequence_of_h;
+  using Base::plan, Base::projection, Base::rows_of_R, Base::run_resident, Base::sequence, Base::sequence_of_h;
   using Base::start_forward, Base::start_step, Base::step_forward, Base::stream, Base::widened;
   using typename Base::A;
 
@@ -127,7 +126,8 @@ struct BackwardDriver : CudaDriver<S> {
       from_W_hr = buffer(call.steps.batch, head_size);
       dW_hr_partial = empty_of_sizes(call.u, call.params[0]);
     }
-    if (cell.normalised) workspace = norm_workspace(std::max(call.steps.batch, recompute ? rows : 0));
+    if (cell.normalised)
+      workspace = buffer(std::max(call.steps.batch, recompute ? rows : 0), cell.norm_rows * call.hidden, arithmetic<S>);
     if (grad.needs_R) dR_partial = empty(call.u, {call.R.numel()});
     if (plan.stepwise()) {
       step_dr = buffer(call.steps.batch, gate_columns());

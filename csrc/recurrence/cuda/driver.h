@@ -117,9 +117,6 @@ struct CudaDriver : cuda::Driver {
     return shaped(part(buffer, 0, 0, call.heads * rows * columns), {call.heads, rows, columns});
   }
 
-  // For the norms of `rows` rows.
-  Tensor norm_workspace(int64_t rows) const { return buffer(rows, call.cell.norm_rows * call.hidden, arithmetic<S>); }
-
   Tensor buffer(int64_t rows, int64_t columns, std::optional<ScalarType> dtype = {}) const {
     return empty(call.u, {call.heads * rows * columns}, dtype);
   }

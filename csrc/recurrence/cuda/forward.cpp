@@ -10,8 +10,8 @@ template <class S>
 struct ForwardDriver : CudaDriver<S> {
   using Base = CudaDriver<S>;
   using Base::buffer, Base::by_head, Base::call, Base::columns_of, Base::columns_of_state, Base::drop, Base::head_width;
-  using Base::gate_columns, Base::multiplication, Base::noise, Base::norm_workspace, Base::plan, Base::projection;
-  using Base::rows_of_R, Base::set_weights, Base::start_forward, Base::start_step, Base::step_forward, Base::widened;
+  using Base::gate_columns, Base::multiplication, Base::noise, Base::plan, Base::projection, Base::rows_of_R;
+  using Base::set_weights, Base::start_forward, Base::start_step, Base::step_forward, Base::widened;
   using typename Base::A;
 
   const CellInfo& cell;
@@ -62,7 +62,7 @@ struct ForwardDriver : CudaDriver<S> {
     const Tensor unprojected = cell.projected ? buffer(batch, hidden) : x;
     const Tensor projected = cell.projected ? buffer(batch, width) : x;
     OptionalTensor workspace, step_saved;  // of cells with norms; step_saved: the saved values of a step
-    if (cell.normalised) workspace = norm_workspace(batch);
+    if (cell.normalised) workspace = buffer(batch, cell.norm_rows * hidden, arithmetic<S>);
     if (cell.normalised && !saved) step_saved = buffer(batch, cell.saved * hidden, arithmetic<S>);
     StepForward<S> p = step_forward(batch, 0, r);
     p.workspace = write<A>(workspace);
