@@ -17,6 +17,11 @@ struct CellNumbers {
   int norm_rows, r_slot;
   int8_t param_rows[most_params];
 
+  constexpr int rows_of_params() const {
+    int rows = 0;
+    for (int i = 0; i < params; ++i) rows += param_rows[i];
+    return rows;
+  }
   constexpr bool two_products() const { return first_gates < recurrent; }
   constexpr int second_gates() const { return recurrent - (two_products() ? first_gates : 0); }  // of the last product
 };

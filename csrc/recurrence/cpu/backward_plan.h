@@ -30,7 +30,7 @@ struct BackwardPlan {
   F* dropped;  // per thread: rows of what R multiplied, where dropout made it differ from h
   std::optional<StepProducts<F>> recompute;
   T *u = nullptr, *saved = nullptr, *wide_h = nullptr;
-  T* norms;  // per thread: workspace for the norms of a row
+  T *norms, *step_params;  // per thread, with norms: workspace for a row, and the gradients of the params in a step
   // Rows per thread: values in T that are stored in another type, the gradient of what a product passes to the
   // equations, gradients that zoneout passes directly to the old state, the new state of recomputed equations, and a
   // gradient that is discarded.
@@ -74,7 +74,8 @@ struct BackwardPlan {
         dropout(p.noise, p.steps.batch, p.weights.width, workspace),
         dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(workspace.alloc(p.steps.batch * p.weights.width, me))
                                     : nullptr),
-        norms(p.cell.normalised ? workspace.alloc(p.cell.norm_rows * p.weights.hidden, me) : nullptr) {
+        norms(p.cell.normalised ? workspace.alloc(p.cell.norm_rows * p.weights.hidden, me) : nullptr),
+        step_params(p.cell.normalised ? workspace.alloc(p.cell.rows_of_params() * p.weights.hidden, me) : nullptr) {
     const CellNumbers& cell = p.cell;
     const int64_t hidden = p.weights.hidden;
     auto rows_if = [&](bool needed, int values) { return needed ? workspace.alloc(values * hidden, me) : nullptr; };
@@ -90,7 +91,7 @@ struct BackwardPlan {
     around = rows_if(zoneout.any(), cell.states);
     lost = rows_if(cell.two_products() && p.reset, 1);
     if (!cell.saved || p.saved) return;
-    recompute.emplace(p, rows(p), false, false, workspace, me);
+    recompute.emplace(p, rows(p), false, false, true, workspace, me);
     saved = workspace.alloc(rows(p) * cell.saved * hidden);
     made = rows_if(true, cell.states);
     u_row = rows_if(narrow || p.x, cell.gates);

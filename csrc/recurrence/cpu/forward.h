@@ -28,7 +28,7 @@ struct ForwardPlan {
       : chunk(chunk_steps(p, p.below, me.size)),
         packs{p.packs},
         workspace{p.workspace, 0, p.layout_team ? &packs : nullptr},
-        products(p, chunk * p.steps.batch, once(p), p.split_hidden && p.steps.count <= chunk && !p.layout_team,
+        products(p, chunk * p.steps.batch, once(p), p.split_hidden && p.steps.count <= chunk && !p.layout_team, p.saved,
                  workspace, me),
         projection(p.weights.W_hr, 0, 1, false, once(p), workspace, nullptr, me, p.parts, p.steps.batch),
         zoneout(p.noise, p.keep, p.cell, p.steps.batch, p.weights, workspace),
@@ -39,8 +39,10 @@ struct ForwardPlan {
     initial = has_bf16_dot<F> ? workspace.template alloc_as<F>(state_size) : nullptr;
     dropped = p.noise.dropout > 0 ? workspace.template alloc_as<F>(2 * state_size) : nullptr;  // like `carried`
     operand = cell.two_products() ? workspace.template alloc_as<F>(batch * hidden) : nullptr;
-    saved = (cell.two_products() || cell.normalised) && !p.saved ? workspace.alloc(batch * cell.saved * hidden)
-                                                                 : nullptr;  // of one step
+    saved = p.saved               ? nullptr
+            : cell.two_products() ? workspace.alloc(batch * cell.saved * hidden)  // of one step
+            : cell.normalised     ? workspace.alloc(cell.saved * hidden, me)      // of one row
+                                  : nullptr;
     carried = p.h.narrow() ? workspace.alloc(2 * state_size)
                            : nullptr;  // h between two steps, because the h of the output is rounded
     u = p.x ? workspace.alloc(chunk * batch * products.u_size()) : nullptr;
@@ -161,7 +163,7 @@ class ForwardPass {
 
   RNNKERN_INLINE T* saved_row(const Step& now, int64_t b) const {
     if (p.saved) return p.saved + (now.row + b) * cell.saved * hidden;
-    return plan.saved ? plan.saved + b * cell.saved * hidden : nullptr;
+    return plan.saved ? plan.saved + cell.two_products() * b * cell.saved * hidden : nullptr;
   }
 
   // Whether a state of all steps is kept and nothing changes it after the equations: then each step reads what the step

@@ -152,7 +152,10 @@ struct ForwardRow : NormalisedRow<Equations, T, ForwardStrip<T>> {
   using V = Vec<T>;
   static constexpr int first_r = numbers_of<Equations>.recurrent - numbers_of<Equations>.second_gates();
 
-  RNNKERN_INLINE explicit ForwardRow(const ForwardStrip<T>& s) : Base(s) {}
+  RNNKERN_INLINE explicit ForwardRow(const ForwardStrip<T>& s) : Base(s) {
+    for (int n = 0; n < Equations::norms; ++n)
+      if (Equations::r_slot >= 0 && Equations::norm_facts[n].slot == Equations::r_slot) this->norms[n].x = s.r;
+  }
 
   RNNKERN_INLINE V u(int gate) const { return this->load(s.u, gate); }
   RNNKERN_INLINE V r(int gate) const { return this->load(s.r, gate - first_r); }

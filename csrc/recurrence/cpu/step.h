@@ -51,7 +51,7 @@ struct StepProducts {
   T* products;     // rows: R h for the norms, where it is not saved
 
   template <class Problem>
-  StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, Workspace<T>& workspace,
+  StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, bool saves, Workspace<T>& workspace,
                ThreadContext me)
       : cell(p.cell),
         first(p.weights.R, 0, cell.first_gates, false, streamed_R, workspace, nullptr, me, p.parts, p.steps.batch),
@@ -61,7 +61,7 @@ struct StepProducts {
         wide_x(must_widen<F>(p.x) ? workspace.alloc(rows * p.weights.W.columns, me) : nullptr),
         operand_row(has_bf16_dot<F> && cell.two_products() ? workspace.alloc(p.weights.hidden, me) : nullptr),
         norms(cell.normalised ? workspace.alloc(cell.norm_rows * p.weights.hidden, me) : nullptr),
-        products(cell.normalised && cell.r_slot < 0
+        products(cell.normalised && (cell.r_slot < 0 || !saves)
                      ? workspace.alloc(p.steps.batch * cell.second_gates() * p.weights.hidden)
                      : nullptr) {}
 
