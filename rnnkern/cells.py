@@ -98,11 +98,11 @@ def dreamer_gru(u, r, h, *, weight_ln, bias_ln, eps=1e-3):
 
 
 @cell(gates="ifgo", save="ifgo")
-def lstm_layer_norm(u, r, h, c, *, weight_ln_ih, bias_ln_ih, weight_ln_hh, bias_ln_hh, weight_ln_c, bias_ln_c):
+def lstm_layer_norm(u, r, h, c, *, weight_ln_ih, weight_ln_hh, bias_ln, weight_ln_c, bias_ln_c):
     r"""LSTM with layer norm (Ba, Kiros and Hinton 2016, equations 20 to 22): :math:`i, f, g, o = \mathrm{LN}(u) +
     \mathrm{LN}(r)`, :math:`c' = \sigma(f) c + \sigma(i) \tanh(g)`, :math:`h' = \sigma(o) \tanh(\mathrm{LN}(c'))`.
     :class:`rnnkern.nn.LSTM` runs it with ``layer_norm=True``."""
-    u, r = layer_norm(u, weight_ln_ih, bias_ln_ih), layer_norm(r, weight_ln_hh, bias_ln_hh)
+    u, r = layer_norm(u, weight_ln_ih), layer_norm(r, weight_ln_hh, bias_ln)
     i, f, g, o = sigmoid(u.i + r.i), sigmoid(u.f + r.f), tanh(u.g + r.g), sigmoid(u.o + r.o)
     c = f * c + i * g
     return o * tanh(layer_norm(c, weight_ln_c, bias_ln_c)), c

@@ -25,15 +25,10 @@
 // and where h is projected:
 //   unprojected(save, old)                                       recomputes the input of W_hr
 //
-// A cell with norms has passes over the row of a sequence, each of which reads and writes the values of one unit
-// through `at` (rnnkern/_cells/rows.py writes the passes and says what they do). `levels` is the number of norms that
-// depend on one another, and r_slot the number of the first saved value if R h is saved, else -1:
-//   forward<pass>(at)    pass 0..levels     saved values, inputs of norms of level `pass`; in the last pass the new
-//   state inputs<pass>(at)     pass 0..levels-1   recomputes, from the saved values, inputs of norms that are not among
-//   them backward<pass>(at)   pass levels-1..-1  the gradients of the results of norms of level `pass`, and what is
-//   complete of
-//                                           those of u, r, old and params
-//   tangent<pass>(at)    pass 0..levels     the tangents of the inputs of norms, and in the last pass of the new state
+// A cell with norms has passes over the row of a sequence, forward<pass>(at), inputs<pass>(at), backward<pass>(at) and
+// tangent<pass>(at), each of which reads and writes the values of one unit through `at`; rnnkern/_cells/rows.py writes
+// them and says what they do. `levels` is the number of norms that depend on one another, and r_slot the number of the
+// first saved value if R h is saved, else -1.
 //
 // Arrays hold one value per gate, state, parameter or saved quantity. No torch and no CUDA headers here.
 #pragma once
@@ -61,22 +56,14 @@ struct NormFacts {
   double eps;
 };
 
-// The rows of H elements that the norms of a sequence need as workspace: inputs that are not saved, and the gradients
-// or tangents of all.
-template <class Cell>
-constexpr int norm_rows() {
-  int rows = 0;
-  if constexpr (Cell::norms > 0)
-    for (const NormFacts& norm : Cell::norm_facts) rows += (norm.slot < 0 ? 2 : 1) * norm.values;
-  return rows;
-}
-
 template <class Cell>
 constexpr CellNumbers numbers_of = [] {
-  CellNumbers numbers{Cell::first_gates, Cell::gates,     Cell::recurrent, Cell::states,      Cell::params, Cell::saved,
-                      Cell::joint,       Cell::projected, Cell::norms > 0, norm_rows<Cell>(), Cell::r_slot, {}};
-  for (int i = 0; i < most_params; ++i) numbers.param_rows[i] = Cell::param_rows[i];
-  return numbers;
+  CellNumbers n{Cell::first_gates, Cell::gates, Cell::recurrent, Cell::states,    Cell::params,
+                Cell::saved,       Cell::joint, Cell::projected, Cell::norms > 0, Cell::r_slot};
+  for (int i = 0; i < Cell::params; ++i) n.all_param_rows += n.param_rows[i] = Cell::param_rows[i];
+  if constexpr (Cell::norms > 0)
+    for (const NormFacts& norm : Cell::norm_facts) n.norm_rows += (norm.slot < 0 ? 2 : 1) * norm.values;
+  return n;
 }();
 
 using ElmanFacts = CellFacts<1, 1, 1, 0, 0, true>;

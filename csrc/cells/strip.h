@@ -14,14 +14,10 @@ constexpr int most_states = 8, most_params = 8;
 struct CellNumbers {
   int first_gates, gates, recurrent, states, params, saved;
   bool joint, projected, normalised;
-  int norm_rows, r_slot;
+  int r_slot, norm_rows, all_param_rows;  // norm_rows: of the workspace of a row: inputs of norms that are not saved,
+                                          // and the gradients or tangents of all inputs
   int8_t param_rows[most_params];
 
-  constexpr int rows_of_params() const {
-    int rows = 0;
-    for (int i = 0; i < params; ++i) rows += param_rows[i];
-    return rows;
-  }
   constexpr bool two_products() const { return first_gates < recurrent; }
   constexpr int second_gates() const { return recurrent - (two_products() ? first_gates : 0); }  // of the last product
 };

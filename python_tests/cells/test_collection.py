@@ -54,8 +54,8 @@ def dreamer_gru(x, R, p, h):
 
 def of_both(x, R, p, h, gates):
     """LN(u) and LN(r), by gate."""
-    u = normal([x(k) for k in range(gates)], p["weight_ln_ih"], p["bias_ln_ih"])
-    r = normal([R(k, h) for k in range(gates)], p["weight_ln_hh"], p["bias_ln_hh"])
+    u = normal([x(k) for k in range(gates)], p["weight_ln_ih"], p.get("bias_ln_ih", 0))
+    r = normal([R(k, h) for k in range(gates)], p["weight_ln_hh"], p.get("bias_ln_hh", p.get("bias_ln")))
     return list(zip(u, r, strict=True))
 
 

@@ -88,8 +88,8 @@ REFUSED = [
     (PROJECTED, {"params": (zeros(0, H),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (0, 4)"),
     (PROJECTED, {"params": (zeros(H, H - 1),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (4, 3)"),
     (NORMALISED, {"params": (zeros(4 * H),)}, SHAPE,
-     "`params` of the cell 'lstm_layer_norm-...' must be (weight_ln_ih, ..., bias_ln_c), 6 tensors, got 1"),
-    (NORMALISED, {"params": (zeros(H),) * 6}, SHAPE,
+     "`params` of the cell 'lstm_layer_norm-...' must be (weight_ln_ih, ..., bias_ln_c), 5 tensors, got 1"),
+    (NORMALISED, {"params": (zeros(H),) * 5}, SHAPE,
      "`params[0]` must be (4*H,), the cell's weight_ln_ih, = (16,), got (4,)"),
     # batch_sizes
     (PACKED, {"batch_sizes": zeros(3, dtype=torch.int64, **META)}, KIND,

@@ -22,7 +22,7 @@ from python_tests.samples import (
     takes,
 )
 from python_tests.tiers import LEVELS, PAIRS, each_level, quick_where
-from rnnkern import reference
+from rnnkern import cells, reference
 from rnnkern.ops import recurrence
 from rnnkern.testing import assert_close
 
@@ -108,6 +108,8 @@ def test_16_bits_are_storage_alone(dtype, level, batch, hidden, simd):
     if level in PAIRS and dtype == torch.bfloat16:
         pytest.skip("its products take h as it is stored")
     simd(level)
+    for cell in (cells.lstm_layer_norm, cells.gru_layer_norm):
+        cell.compile()
     for cell, options in itertools.product(EVERY_CELL, RECURRENCE_OPTIONS.values()):
         if hidden % options.get("heads", 1) == 0 and takes(cell, options):
             sample = recurrence_sample(cell, 7, batch, hidden, **options, dtype=dtype)
@@ -245,7 +247,8 @@ def test_same_bits_for_any_number_of_threads_and_any_neighbours(cell, batch, dty
     options = {"packed": True, "keep": 2 * takes(cell, {"keep"}), "dropout": 0.3, "requires_grad": True}
     sample = recurrence_sample(cell, 12, batch, 96, **options, dtype=dtype)
     sums = {"grad of R", "grad of bias"}  # sums over all rows, in an order that depends on the threads
-    sums |= {"grad of params[0]"} if cell == "lstm_projected" else set()
+    if cell in {"lstm_projected", *NORMALISED}:
+        sums |= {f"grad of params[{k}]" for k in range(len(sample.kwargs["params"]))}
     threads(1)
     alone = outputs_and_gradients(recurrence, sample)
     for count in (1, 2, 3):

@@ -1,5 +1,6 @@
 """LSTM replaces that of torch.nn and has more options."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -94,6 +95,12 @@ class LSTM(RecurrentBase, torch.nn.LSTM):
             kept = torch.rand(steps, device=x.device) >= self.recurrent_grad_dropout
             drawn["grad_scale"] = kept.to(x.dtype)
         return drawn
+
+    @staticmethod
+    def _params_of_norms(params: Sequence[Tensor], *biases: Tensor | None) -> tuple[Tensor, ...]:
+        of_input, of_state, *rest = params
+        bias = torch.zeros_like(of_input) if biases[0] is None else sum(biases)  # u and r are added, so one is enough
+        return of_input, of_state, bias, *rest
 
     @property
     def _cell(self) -> str:

@@ -29,6 +29,7 @@ class BackwardPass {
         units(units_of(cell.projected ? plan.projection : plan.first, share, hidden)),
         dbias{plan.step_bias, plan.dbias.begin(me)},
         dbias_ih{plan.step_bias_ih, plan.dbias_ih.begin(me)},
+        step_params(share.copy1 - share.copy0 > 1 ? plan.step_params : nullptr),
         gradients(p, plan, me, units, columns) {}
 
   RNNKERN_INLINE void run() {
@@ -88,7 +89,7 @@ class BackwardPass {
       if (p.dparams[i]) clear(p.dparams[i] + first * param_size(i), count * param_size(i));
     if (me.rank == 0) clear(plan.zeros, plan.zeros_size(p.weights));
     plan.dropout.draw_all(p.noise, share.copy0, share.copy1);
-    if (plan.step_params) clear(plan.step_params, p.cell.rows_of_params() * hidden);
+    if (step_params) clear(step_params, p.cell.all_param_rows * hidden);
     if (plan.step_bias) clear(plan.step_bias, recurrent);
     if (plan.step_bias_ih) clear(plan.step_bias_ih, u_columns);
     if (plan.lost) clear(plan.lost, hidden);
@@ -187,11 +188,9 @@ class BackwardPass {
       strip.grad[s] = p.dstate[s] + b * hidden;
       prefetch(strip.next[s] + hidden, some);
     }
-    T* step_params = plan.step_params;
-    for (int i = 0; i < cell.params; ++i) {
+    for (int64_t i = 0, at = 0; i < cell.params; at += param_size(i++)) {
       strip.params[i] = p.weights.params[i];
-      strip.dparams[i] = !p.dparams[i] ? nullptr : step_params ? step_params : p.dparams[i] + b * param_size(i);
-      if (step_params) step_params += param_size(i);
+      strip.dparams[i] = !p.dparams[i] ? nullptr : step_params ? step_params + at : p.dparams[i] + b * param_size(i);
     }
     strip.workspace = plan.norms;
     divert_zoneout(strip, b);
@@ -327,10 +326,9 @@ class BackwardPass {
     const Units some = cell.normalised ? Units{0, hidden} : units;  // with norms, one thread takes a whole row
     dbias.add(cell.recurrent, hidden, some);
     dbias_ih.add(cell.gates, hidden, some);
-    T* step_params = plan.step_params;
-    for (int i = 0; step_params && i < cell.params; step_params += param_size(i++))
-      if (p.dparams[i] && share.copy0 < share.copy1)  // the sums of this thread, in the row of its first sequence
-        StepBias<T>{step_params, p.dparams[i] + share.copy0 * param_size(i)}.add(cell.param_rows[i], hidden, some);
+    for (int64_t i = 0, at = 0; step_params && i < cell.params; at += param_size(i++))
+      if (p.dparams[i])  // the sums of this thread, in the row of its first sequence
+        StepBias<T>{step_params + at, p.dparams[i] + share.copy0 * param_size(i)}.add(cell.param_rows[i], hidden, some);
   }
 
   // The gradient of a u that repeats.
@@ -367,6 +365,7 @@ class BackwardPass {
   const int64_t first_panel, last_panel;  // of R^T, for this thread
   const Units columns, units;             // those of h and of the state that this thread computes
   const StepBias<T> dbias, dbias_ih;
+  T* const step_params;  // with norms, if this thread has several sequences
   WeightGradients<F> gradients;
 };
 

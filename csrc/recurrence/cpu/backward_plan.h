@@ -75,7 +75,7 @@ struct BackwardPlan {
         dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(workspace.alloc(p.steps.batch * p.weights.width, me))
                                     : nullptr),
         norms(p.cell.normalised ? workspace.alloc(p.cell.norm_rows * p.weights.hidden, me) : nullptr),
-        step_params(p.cell.normalised ? workspace.alloc(p.cell.rows_of_params() * p.weights.hidden, me) : nullptr) {
+        step_params(p.cell.normalised ? workspace.alloc(p.cell.all_param_rows * p.weights.hidden, me) : nullptr) {
     const CellNumbers& cell = p.cell;
     const int64_t hidden = p.weights.hidden;
     auto rows_if = [&](bool needed, int values) { return needed ? workspace.alloc(values * hidden, me) : nullptr; };

@@ -87,6 +87,7 @@ RNNKERN_INLINE void for_passes(F f) {
 template <class Equations, class T, class Strip>
 struct NormalisedRow {
   using V = Vec<T>;
+  static constexpr int first = numbers_of<Equations>.recurrent - numbers_of<Equations>.second_gates();  // of the last r
 
   const Strip& s;
   Norm<T> norms[Equations::norms];
@@ -150,7 +151,6 @@ struct ForwardRow : NormalisedRow<Equations, T, ForwardStrip<T>> {
   using Base = NormalisedRow<Equations, T, ForwardStrip<T>>;
   using Base::s;
   using V = Vec<T>;
-  static constexpr int first_r = numbers_of<Equations>.recurrent - numbers_of<Equations>.second_gates();
 
   RNNKERN_INLINE explicit ForwardRow(const ForwardStrip<T>& s) : Base(s) {
     for (int n = 0; n < Equations::norms; ++n)
@@ -158,7 +158,7 @@ struct ForwardRow : NormalisedRow<Equations, T, ForwardStrip<T>> {
   }
 
   RNNKERN_INLINE V u(int gate) const { return this->load(s.u, gate); }
-  RNNKERN_INLINE V r(int gate) const { return this->load(s.r, gate - first_r); }
+  RNNKERN_INLINE V r(int gate) const { return this->load(s.r, gate - Base::first); }
   RNNKERN_INLINE void set_saved(int value, V x) const { this->store(x, s.saved, value); }
   RNNKERN_INLINE void set_next(int state, V x) const { this->store(x, s.next[state], 0); }
 };
@@ -168,10 +168,19 @@ struct BackwardRow : NormalisedRow<Equations, T, BackwardStrip<T>> {
   using Base = NormalisedRow<Equations, T, BackwardStrip<T>>;
   using Base::s;
   using V = Vec<T>;
-  static constexpr int first = numbers_of<Equations>.recurrent - numbers_of<Equations>.second_gates();
 
   RNNKERN_INLINE explicit BackwardRow(const BackwardStrip<T>& s) : Base(s) {}
 
+  // Hides `saved` and `norm`, to prefetch what the next sequence reads in this step.
+  RNNKERN_INLINE V saved(int value) const {
+    __builtin_prefetch(s.saved_ahead + this->place(value));
+    return Base::saved(value);
+  }
+  RNNKERN_INLINE V norm(int n, int value) const {
+    const int slot = Equations::norm_facts[n].slot;
+    if (slot >= 0) __builtin_prefetch(s.saved_ahead + this->place(slot + value));
+    return Base::norm(n, value);
+  }
   RNNKERN_INLINE V grad(int state) const { return this->load(s.grad[state], 0); }
   RNNKERN_INLINE V dinput(int n, int value) const { return this->norms[n].derivative(this->place(value), this->lanes); }
   RNNKERN_INLINE void set_dnorm(int n, int value, V x) { this->norms[n].put(x, this->place(value), this->lanes); }
@@ -179,11 +188,11 @@ struct BackwardRow : NormalisedRow<Equations, T, BackwardStrip<T>> {
   // To the sums of gates before a second product `prepare_backward` adds.
   RNNKERN_INLINE void set_du(int gate, V x) const {
     this->store(x, s.du, gate);
-    if (s.du_sum && gate >= first) this->add(x, s.du_sum, gate);
+    if (s.du_sum && gate >= Base::first) this->add(x, s.du_sum, gate);
   }
   RNNKERN_INLINE void set_dr(int gate, V x) const {
     this->store(x, s.dr, gate);
-    if (s.dr_sum && gate >= first) this->add(x, s.dr_sum, gate);
+    if (s.dr_sum && gate >= Base::first) this->add(x, s.dr_sum, gate);
   }
   RNNKERN_INLINE void add_dparam(int i, int value, V x) const {
     if (s.dparams[i]) this->add(x, s.dparams[i], value);

@@ -37,6 +37,7 @@ struct NormalisedRow {
   using A = Arithmetic<S>;
   static constexpr char header[] = "recurrence/cuda/step_normalised.cuh";
   static constexpr int threads = norm_threads, least_blocks = 1;  // otherwise some of them spill
+  static constexpr int rows = numbers_of<Cell>.norm_rows;
   static_assert(2 * Cell::norms <= most_norm_sums);
 
   const int64_t row, hidden;
@@ -44,7 +45,7 @@ struct NormalisedRow {
   int64_t unit = 0;
 
   RNNKERN_DEVICE NormalisedRow(int64_t hidden, A* workspace, A* saved) : row(device::block()), hidden(hidden) {
-    workspace += row * norm_rows<Cell>() * hidden;
+    workspace += row * rows * hidden;
     RNNKERN_UNROLL
     for (int n = 0; n < Cell::norms; ++n) {
       const NormFacts facts = Cell::norm_facts[n];
