@@ -192,7 +192,7 @@ def cell(
     The function is ordinary elementwise PyTorch, and :func:`rnnkern.layer_norm` and :func:`rnnkern.rms_norm`. The
     decorator traces it once and derives the backward pass. Kernels, the reference and second derivatives all compute
     the traced equations, so a constant from outside the function has the value of that moment, whatever becomes of it.
-    The first call compiles kernels for both with the system's C++ compiler, in about two seconds, and on a GPU also
+    The first call compiles kernels for both with the system's C++ compiler, in one to six seconds, and on a GPU also
     with NVRTC; they are cached on disk (``RNNKERN_CACHE_DIR``). Without a compiler the equations run in a loop over
     time, with a warning.
 
@@ -267,7 +267,7 @@ def _restored(module: str, name: str, wanted: str, text: str | None, options: di
     if text is None:
         raise CellError(f"the cell {wanted!r} of {module}.{name} is not there any more, and its source was not kept")
     body = text[text.index("def ") :]
-    names: dict[str, Any] = {"torch": torch, "F": F}
+    names: dict[str, Any] = {"torch": torch, "F": F, "rnnkern": importlib.import_module("rnnkern")}
     exec(compile(body, f"<cell {name}>", "exec"), names)
     return cell(names[name.rpartition(".")[2]], **options)
 
@@ -313,9 +313,8 @@ def _equations(derived: Derived) -> tuple[list[str], dict[Node, str]]:
             if step not in names and step.args:
                 text = expression(step, names).replace("V(", "(")
                 if step.op == "norm":
-                    text = (
-                        f"{traced.norms[step.data[0]].kind}({', '.join(names[a] for a in step.args)})[{step.data[1]}]"
-                    )
+                    k, j = step.data
+                    text = f"{traced.norms[k].kind}({', '.join(names[a] for a in step.args)})[{j}]"
                 names[step] = f"x{len(lines)}"
                 lines.append(f"{names[step]} = {text}")
         lines.append(f"{name} = {0 if node is None else names.get(node) or leaf(node)}".replace(" + = ", " += "))

@@ -223,7 +223,7 @@ def test_copies_and_pickles():
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert other.cell is several
         assert torch.equal(other(x)[0], layer(x)[0])
-    for cell in (several, saving("ifgoc")):
+    for cell in (several, saving("ifgoc"), NORMALISED[-1]):
         restore, (module, name, *rest) = cell.__reduce__()
         assert restore(module, f"no_longer_there.{name}", *rest).source == cell.source
 

@@ -54,6 +54,13 @@ def test_dreamers_gru(threads):
         torch.set_num_threads(before)
 
 
+def test_of_what_is_no_value():
+    with pytest.raises(
+        TypeError, match=r"layer_norm: `input` must be a value of a cell, `u`, `r` or `u \+ r`, got float"
+    ):
+        rnnkern.layer_norm(0.5)
+
+
 @pytest.mark.parametrize("cell", NORMALISED)
 def test_constant_rows(cell):
     """All inputs of each norm are equal, so eps is all that remains of a variance."""

@@ -108,6 +108,11 @@ OPTIONS = [
     ),
     (four_norms, {}, "a fourth norm; a cell has at most 3"),
     (one_for_both, {"gates": "ab"}, "the parameter 'p' is used for all gates and for one value; use two"),
+    (
+        lambda u, r, h, *, p: rnnkern.layer_norm(u, p).a + rnnkern.layer_norm(r, p).b,
+        {"gates": "abc", "recurrent": "ab"},
+        "one weight for norms over 3 and over 2 gates; use two parameters",
+    ),
     (lambda u, r, h: rnnkern.layer_norm(u + r, 2.0).a, {"gates": "ab"}, "the weight of a norm over all gates; make it"),
     (lambda u, r, h: rnnkern.layer_norm(u + r).a, {"gates": "ab", "recurrent": "a"}, "u + r needs the same gates"),
     (lambda u, r, h: torch.tanh(u).a + r.a, {"gates": "ab"}, "a function of all gates of `u`; rnnkern.layer_norm and"),
@@ -136,6 +141,11 @@ def test_without_a_compiler_the_function_runs_as_a_loop(monkeypatch, tmp_path):
     assert "was not compiled" in rnnkern.explain(rnnkern.ops.recurrence, never_compiled, u, R, (h0,)).reason
     with pytest.raises(RuntimeError, match="was not compiled"):
         never_compiled.compile()
+
+
+def test_heads_of_a_cell_with_norms():
+    with pytest.raises(ValueError, match="num_heads must be 1 for a cell with norms, got 2"):
+        rnnkern.nn.Recurrent(rnnkern.cells.dreamer_gru, 3, 4, num_heads=2)
 
 
 def test_many_gates_in_one_product_run_as_a_loop():

@@ -97,7 +97,7 @@ class _Tensors:
     def __add__(self, other: "_Tensors") -> "_Tensors":
         return _Tensors({name: value + other.__dict__[name] for name, value in self.__dict__.items()})
 
-    def like(self, values: Sequence[Any]) -> "_Tensors":
+    def _like(self, values: Sequence[Any]) -> "_Tensors":
         """Other values of the same gates."""
         return _Tensors(dict(zip(self.__dict__, values, strict=True)))
 

@@ -25,6 +25,10 @@ def layer_norm(input: Any, weight: Any = None, bias: Any = None, eps: float = 1e
     Returns:
         The normalized value or gates.
 
+    Raises:
+        CellError: where the cell is defined, if it has more norms, or one that kernels cannot compute.
+        TypeError: ``input`` is neither a value nor gates.
+
     Source: Ba, Kiros and Hinton 2016.
 
     >>> @rnnkern.cell(gates="rzn")
@@ -50,14 +54,16 @@ def rms_norm(input: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 
 def _norm(kind: str, input: Any, weight: Any, bias: Any, eps: float) -> Any:
     if isinstance(input, Gates):
-        return input.normalized(kind, weight, bias, eps)
+        return input._normalized(kind, weight, bias, eps)
     if isinstance(input, Value):
         return input._tracer.norm(kind, [input], weight, bias, eps)[0]
+    if not isinstance(input, Tensor) and not hasattr(input, "_like"):
+        raise TypeError(f"{kind}: `input` must be a value of a cell, `u`, `r` or `u + r`, got {type(input).__name__}")
     values = (input,) if isinstance(input, Tensor) else tuple(input)
     results = torch.cat(normalized(kind, eps, *values), -1)
     results = results if weight is None else results * weight
     results = (results if bias is None else results + bias).chunk(len(values), -1)
-    return results[0] if isinstance(input, Tensor) else input.like(results)
+    return results[0] if isinstance(input, Tensor) else input._like(results)
 
 
 def normalized(kind: str, eps: float, *values: Tensor) -> Sequence[Tensor]:

@@ -135,7 +135,8 @@ class _Tracer:
             self.fail(f"the {name} of a norm over all gates", "make it a parameter: a keyword-only argument")
         if count == 1:
             return [given]
-        self.rows[node.data] = count
+        if self.rows.setdefault(node.data, count) != count:
+            self.fail(f"one {name} for norms over {self.rows[node.data]} and over {count} gates", "use two parameters")
         return [Value(self, self.graph.make("param", data=(node.data, j))) for j in range(count)]
 
 
@@ -263,7 +264,7 @@ class Gates:
     __sub__ = __mul__ = __truediv__ = __neg__ = __radd__ = __rsub__ = __rmul__ = __iter__ = _of_gates
     __torch_function__ = _of_gates
 
-    def normalized(self, kind: str, weight: Any, bias: Any, eps: float) -> "Gates":
+    def _normalized(self, kind: str, weight: Any, bias: Any, eps: float) -> "Gates":
         """The norm over the units of all gates."""
         found = self._tracer.norm(kind, [self._gate(name) for name in self._names], weight, bias, eps)
         values = dict(zip(self._names, found, strict=True))

@@ -63,6 +63,8 @@ class Recurrent(RecurrentBase):
             "RNN_TANH", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device,
             dtype=dtype, **options,
         )  # fmt: skip
+        if self.num_heads > 1 and cell._derived.traced.norms:
+            raise ValueError(f"num_heads must be 1 for a cell with norms, got {self.num_heads}")
         self.mode = "CELL"
         gates, recurrent, heads = len(cell.gates), len(cell.recurrent), self.num_heads
         d = hidden_size // heads
