@@ -42,6 +42,13 @@ def normalised_reset_before(u, r, h, *, w, b):
     return rnnkern.layer_norm((1 - z) * n + z * h, None, b)
 
 
+@rnnkern.cell(gates="zn")
+def normalised_by_gate(u, r, h):
+    """A norm of each gate of R h by itself."""
+    z = torch.sigmoid(u.z + rnnkern.layer_norm(r.z))
+    return (1 - z) * torch.tanh(u.n + rnnkern.rms_norm(r.n)) + z * h
+
+
 @rnnkern.cell(gates="fn", recurrent="")
 def normalised_without_product(u, r, h):
     u = rnnkern.rms_norm(u)
@@ -50,7 +57,8 @@ def normalised_without_product(u, r, h):
 
 
 NORMALISED = [
-    rnnkern.cells.lstm_layer_norm, rnnkern.cells.dreamer_gru, normalised_reset_before, normalised_without_product,
+    rnnkern.cells.lstm_layer_norm, rnnkern.cells.dreamer_gru, normalised_reset_before, normalised_by_gate,
+    normalised_without_product,
 ]  # fmt: skip
 CELLS = [several, reset_before, oscillators, without_product, rnnkern.cells.slstm, rnnkern.cells.brc, rnnkern.cells.nas]
 

@@ -71,6 +71,21 @@ def test_sizes_and_options(options, cell):
     agrees(cell, **CALLS[options])
 
 
+@each_cell
+@pytest.mark.parametrize("threads", [1, 2])
+def test_inference_has_the_bits_of_training(cell, threads):
+    """It keeps nothing, so values wait elsewhere between the products and the norms of a step."""
+    layer, x = Recurrent(cell, 5, 33), torch.randn(6, 3, 5)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        wanted = layer(x)[0].detach()
+        with torch.no_grad():
+            assert torch.equal(layer(x)[0], wanted)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("cell", [several, oscillators, rnnkern.cells.li_gru], ids=lambda cell: cell.__name__)
 def test_verify(cell):
     assert cell.verify() is cell

@@ -139,6 +139,8 @@ def test_random_equations(seed):
         h, final = recurrence(made, u, R / H, state, params=params)
         results = [h, *final, *torch.autograd.grad(sum((y * y).sum() for y in (h, *final)), leaves)]
         with torch.no_grad():
+            inferred, end = recurrence(made, u, R / H, state, params=params)
+            results += [inferred, *end]
             found = recurrence_tangent(
                 made, u, R / H, state, dots[:2], params=params, params_tangent=dots[2:], sequence=True
             )

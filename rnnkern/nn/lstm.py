@@ -97,10 +97,13 @@ class LSTM(RecurrentBase, torch.nn.LSTM):
         return drawn
 
     @staticmethod
-    def _params_of_norms(params: Sequence[Tensor], *biases: Tensor | None) -> tuple[Tensor, ...]:
+    def _params_of_norms(
+        params: Sequence[Tensor], bias_ih: Tensor | None, bias_hh: Tensor | None
+    ) -> tuple[Tensor, ...]:
         of_input, of_state, *rest = params
-        bias = torch.zeros_like(of_input) if biases[0] is None else sum(biases)  # u and r are added, so one is enough
-        return of_input, of_state, bias, *rest
+        if bias_ih is None or bias_hh is None:
+            return of_input, of_state, torch.zeros_like(of_input), *rest
+        return of_input, of_state, bias_ih + bias_hh, *rest  # u and r are added, so one bias is enough
 
     @property
     def _cell(self) -> str:

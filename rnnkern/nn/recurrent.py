@@ -347,10 +347,13 @@ class RecurrentBase(Streaming, Unquantized, RNNBase):
         return [calls[k : k + at_once] for k in range(0, len(calls), at_once)]
 
     @staticmethod
-    def _params_of_norms(params: Sequence[Tensor], *biases: Tensor | None) -> tuple[Tensor, ...]:
+    def _params_of_norms(
+        params: Sequence[Tensor], bias_ih: Tensor | None, bias_hh: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """The params of a cell with layer norm, whose biases of W x and of R h follow the norms."""
         of_input, of_state, *rest = params
-        bias_ih, bias_hh = (torch.zeros_like(of_input) if bias is None else bias for bias in biases)
+        if bias_ih is None or bias_hh is None:
+            bias_ih = bias_hh = torch.zeros_like(of_input)
         return of_input, bias_ih, of_state, bias_hh, *rest
 
     def _weight(self, name: str, sequence: TimeFirst) -> Any:

@@ -152,9 +152,12 @@ struct ForwardRow : NormalisedRow<Equations, T, ForwardStrip<T>> {
   using Base::s;
   using V = Vec<T>;
 
+  // Inputs that are products are where these are, which are among the saved values only if they are kept.
   RNNKERN_INLINE explicit ForwardRow(const ForwardStrip<T>& s) : Base(s) {
-    for (int n = 0; n < Equations::norms; ++n)
-      if (Equations::r_slot >= 0 && Equations::norm_facts[n].slot == Equations::r_slot) this->norms[n].x = s.r;
+    for (int n = 0; n < Equations::norms; ++n) {
+      const int gate = Equations::norm_facts[n].slot - Equations::r_slot;
+      if (Equations::r_slot >= 0 && gate >= 0 && gate < Equations::recurrent) this->norms[n].x = s.r + gate * s.hidden;
+    }
   }
 
   RNNKERN_INLINE V u(int gate) const { return this->load(s.u, gate); }
