@@ -1,6 +1,7 @@
 """Kernels derived from a function have the values and gradients of autograd, over random expressions and over kinks."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -53,6 +54,16 @@ def random_cell(seed: int):
     return cell(names[f"drawn_{seed}"], gates="ab"), text
 
 
+def agrees_with_the_function(made: rnnkern.Cell, text: str, outputs: Callable[[], list[torch.Tensor]]) -> None:
+    """Compares the results of the kernels with those of the function, whose text an error shows."""
+    with rnnkern.use("reference"), made._by_the_function():
+        expected = outputs()
+    with rnnkern.use("cpu"):
+        found = outputs()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8, msg=lambda said: f"{said}\n{text}")
+
+
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(k, marks=pytest.mark.proof) for k in range(4, 38))])
 @pytest.mark.drawn
 def test_random_expressions(seed):
@@ -70,12 +81,7 @@ def test_random_expressions(seed):
         h, final = recurrence(made, u, R / H, state, params=(p,))
         return [h, *final, *torch.autograd.grad(sum((y * y).sum() for y in (h, *final)), leaves)]
 
-    with rnnkern.use("reference"), made._by_the_function():
-        expected = outputs()
-    with rnnkern.use("cpu"):
-        found = outputs()
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8, msg=lambda said: f"{said}\n{text}")
+    agrees_with_the_function(made, text, outputs)
 
 
 @pytest.mark.proof

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import rnnkern
-from python_tests.cells.test_derivation import expression
+from python_tests.cells.test_derivation import agrees_with_the_function, expression
 from python_tests.samples import NORMALISED, check_recurrence, draws, outputs_and_gradients, recurrence_sample
 from rnnkern import _extension, cells
 from rnnkern.nn import Recurrent
@@ -146,9 +146,4 @@ def test_random_equations(seed):
             )
         return [*results, found.h_tangent, *found.tangents]
 
-    with rnnkern.use("reference"), made._by_the_function():
-        expected = outputs()
-    with rnnkern.use("cpu"):
-        found = outputs()
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8, msg=lambda said: f"{said}\n{text}")
+    agrees_with_the_function(made, text, outputs)

@@ -181,6 +181,9 @@ MUTANTS = [
     Mutant("recurrence/cpu/normalised.h", " - (*this)(i, lanes) * along", "", "a gradient along the row", NORMS),
     Mutant("recurrence/cpu/normalised.h", "facts.centered ? horizontal_sum(level) / n : T(0)",
            "horizontal_sum(level) / n", "a norm that does not subtract the mean", NORMS),
+    Mutant("recurrence/cpu/normalised.h", "gate < Equations::recurrent", "gate < 1",
+           "a norm of one gate's products that are not kept",
+           ("python_tests/cells/test_kernels.py", "-k", "inference")),
     Mutant("recurrence/cpu/normalised.h", "if (s.dparams[i]) this->add(x, s.dparams[i], value);", "",
            "the gain's gradient", NORMS),
     # ---- the loop over time
