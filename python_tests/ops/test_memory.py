@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import rnnkern
-from python_tests.samples import recurrence_sample
+from python_tests.samples import EVERY_CELL, recurrence_sample
 from rnnkern.nn.filters import Adam
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
-from rnnkern.reference import CELLS
+from rnnkern.ops._recurrence.facts import saved_by
+from rnnkern.reference._recurrence import cell_of
 from rnnkern.testing import peak_bytes
 
 STEPS, BATCH, HIDDEN = 7, 3, 16
@@ -32,19 +32,19 @@ def kept_of_rows(call) -> float:
 def per_row(sample, save_gates) -> int:
     """Values per step and sequence: h, for an LSTM c, and the gates if they are saved."""
     cell, _, _, state = sample.args
-    gates = KERNEL_CELLS[cell]["saved"] if save_gates else 0
+    gates = saved_by(cell) if save_gates else 0
     return sum(s.shape[1] for s in state) + gates * HIDDEN
 
 
 @pytest.mark.parametrize("options", [{}, {"inputs": 5}, {"save_u": True}], ids=str)
 @pytest.mark.parametrize("save_gates", [True, False])
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_the_backward_needs_h_and_c_and_the_gates_or_the_input(cell, save_gates, options):
     inputs = options.get("inputs", 0)
     sample = recurrence_sample(cell, STEPS, BATCH, HIDDEN, inputs=inputs, requires_grad=True)
     values = per_row(sample, save_gates) + inputs
-    if options.get("save_u") or (KERNEL_CELLS[cell]["saved"] and not save_gates and not inputs):
-        values += CELLS[cell].gates * HIDDEN
+    if options.get("save_u") or (saved_by(cell) and not save_gates and not inputs):
+        values += cell_of(cell).gates * HIDDEN
     more = {"save_gates": save_gates, "save_u": "save_u" in options}
     assert kept_of_rows(lambda: recurrence(*sample.args, **sample.kwargs, **more)) == values
 
@@ -65,17 +65,17 @@ def test_a_module_does_not_keep_u(module, values):
     assert kept_of_rows(lambda: module(torch.randn(STEPS, BATCH, 5))) == values
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_inference_keeps_nothing(cell):
     sample = recurrence_sample(cell, STEPS, BATCH, HIDDEN)
     assert kept(lambda: recurrence(*sample.args, **sample.kwargs)) == []
     bias, params = sample.kwargs["bias"], sample.kwargs["params"]
     outputs = torch.ops.rnnkern.recurrence(*sample.args, bias, params, None, None, False, False, False)
-    assert len(outputs) == 1 + KERNEL_CELLS[cell]["states"]  # h and the final state; neither c nor gates
+    assert len(outputs) == 1 + cell_of(cell).states  # h and the final state; neither c nor gates
 
 
 @pytest.mark.parametrize("save_gates", [True, False])
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_forward_and_backward_grow_with_time_by_nothing_else(cell, save_gates):
     """h, c, the gates if they are saved, and the gradient of x; not u, its gradient or that of r."""
 

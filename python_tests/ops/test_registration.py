@@ -7,10 +7,9 @@ from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from python_tests.samples import RECURRENCE_OPTIONS, takes
+from python_tests.samples import EVERY_CELL, RECURRENCE_OPTIONS, takes
 from python_tests.samples.operators import F32, F64, OPERATORS, cases, draw, outputs
 from python_tests.tiers import quick_where
-from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 FAST = ("test_schema", "test_autograd_registration", "test_faketensor")
 """Checks of opcheck. The other one takes half a minute to compile the reference's second derivative."""
@@ -102,7 +101,7 @@ def test_opcheck_of_nothing(name):
 
 CELLS = [
     (cell, option, dtype)
-    for cell in KERNEL_CELLS
+    for cell in EVERY_CELL
     for option, options in RECURRENCE_OPTIONS.items()
     for dtype in (F64, *([torch.bfloat16] if option == "plain" else []))
     if takes(cell, options)
@@ -115,7 +114,7 @@ def test_opcheck_of_a_cell(cell, option, dtype):
     check_operators(draw("recurrence", 3, 3, 4, cell=cell, option=option, dtype=dtype))
 
 
-@pytest.mark.parametrize("cell", quick_where(lambda cell: cell == "lstm", KERNEL_CELLS))
+@pytest.mark.parametrize("cell", quick_where(lambda cell: cell == "lstm", EVERY_CELL))
 @pytest.mark.drawn
 def test_opcheck_of_a_cell_by_tracing(cell):
     call = draw("recurrence", 3, 3, 4, cell=cell)

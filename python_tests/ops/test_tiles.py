@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from python_tests.gpu.recurrences import KINKS, off_kinks
-from python_tests.samples import assert_same_bits, draws, outputs_and_gradients, recurrence_sample, takes
+from python_tests.samples import EVERY_CELL, assert_same_bits, draws, outputs_and_gradients, recurrence_sample, takes
 from python_tests.samples.agreement import agree
 from python_tests.samples.rounded import RoundedProducts, to_bfloat16
 from python_tests.tiers import LEVELS, PAIRS
 from rnnkern import _extension, build_info, nn, ops, reference
 from rnnkern.ops import recurrence
-from rnnkern.ops._recurrence.autograd import KERNEL_CELLS
 
 HAS_TILES = build_info().get("simd_level") == "amx"
 with_tiles = pytest.mark.skipif(not HAS_TILES, reason="AMX is not in use: the processor, the build or RNNKERN_SIMD")
@@ -69,7 +68,7 @@ def test_each_size_of_tiles_and_remainders(precision, threads_in_use, threads):
 
 @with_tiles
 @pytest.mark.parametrize("precision", PARTS)
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", EVERY_CELL)
 def test_as_close_as_rounded_factors(cell, precision):
     def results(op, sample):
         rounding = partial(to_bfloat16, parts=PARTS[precision])
