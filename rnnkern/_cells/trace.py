@@ -113,6 +113,8 @@ class _Tracer:
         nodes = tuple(map(self.node, inputs))
         if any(not any(leaf.op in ("u", "r", "old") for leaf in in_order([node])) for node in nodes):
             self.fail(f"`{kind}` of a value that is the same for all sequences", "normalize it outside of the cell")
+        if not float(eps) >= 0:
+            self.fail(f"`{kind}` with eps = {eps}", "eps must be at least 0")
         norm = Norm(kind, float(eps), nodes, max(level_of(node, self.norms) for node in nodes))
         if norm not in self.norms:
             if len(self.norms) == MOST_NORMS:

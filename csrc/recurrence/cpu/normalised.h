@@ -87,7 +87,7 @@ RNNKERN_INLINE void for_passes(F f) {
 template <class Equations, class T, class Strip>
 struct NormalisedRow {
   using V = Vec<T>;
-  static constexpr int first = numbers_of<Equations>.recurrent - numbers_of<Equations>.second_gates();  // of the last r
+  static constexpr int first = numbers_of<Equations>.recurrent - numbers_of<Equations>.second_gates();  // gate in s.r
 
   const Strip& s;
   Norm<T> norms[Equations::norms];
@@ -188,7 +188,7 @@ struct BackwardRow : NormalisedRow<Equations, T, BackwardStrip<T>> {
   RNNKERN_INLINE V dinput(int n, int value) const { return this->norms[n].derivative(this->place(value), this->lanes); }
   RNNKERN_INLINE void set_dnorm(int n, int value, V x) { this->norms[n].put(x, this->place(value), this->lanes); }
   RNNKERN_INLINE void set_grad(int state, V x) const { this->store(x, s.grad[state], 0); }
-  // To the sums of gates before a second product `prepare_backward` adds.
+  // `prepare_backward` adds to the sums of the gates before a second product.
   RNNKERN_INLINE void set_du(int gate, V x) const {
     this->store(x, s.du, gate);
     if (s.du_sum && gate >= Base::first) this->add(x, s.du_sum, gate);
