@@ -47,6 +47,7 @@ FUNCTIONS = [
     (lambda u, r, *states: u + r, "`*args` or `**kwargs` in the signature"),
     (lambda u, r, h: F.batch_norm(u + r + h, h, h), "`batch_norm`, a norm over the batch; rnnkern.layer_norm and"),
     (lambda u, r, h: torch.softmax(u + r + h, -1), "`softmax` over units; torch.sigmoid weighs each unit by itself"),
+    (lambda u, r, h: rnnkern.rms_norm(u + r + h, eps=-1.0), "`rms_norm` with eps = -1.0; eps must be at least 0"),
     (lambda u, r, h: F.layer_norm(u + r + h, (3,)), "`layer_norm`; use rnnkern.layer_norm or rnnkern.rms_norm"),
     (
         lambda u, r, h, *, p: u + r + rnnkern.layer_norm(p),
